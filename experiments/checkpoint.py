@@ -1,0 +1,157 @@
+"""Checkpoints that are whole or are passed over: orbax behind a digest of every leaf."""
+
+import os
+from pathlib import Path
+from typing import Any, Callable
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from experiments.config import Config, UserError
+from experiments.step import State
+from experiments.workdir import check_same, identity
+
+
+class CheckpointError(UserError):
+  """A checkpoint could not be written."""
+  exit_status = 1
+
+
+def digest(leaf: Array) -> Array:
+  """A [] uint32 that any change of a single element changes, however the leaf is sharded.
+
+  It is the sum of the elements' bits, each times an odd number that depends on its index, modulo
+  2**32.
+  """
+  bits = leaf if leaf.dtype == bool else jax.lax.bitcast_convert_type(
+      leaf, jnp.dtype(f'uint{8 * min(leaf.dtype.itemsize, 4)}'))
+  bits = bits.reshape(-1).astype(jnp.uint32)
+  return jnp.sum(bits * (2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
+
+
+def describe(state: State) -> dict[str, list]:
+  """Each leaf's path -> [shape, dtype], what a checkpoint must agree with to be read at all."""
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  return {jax.tree_util.keystr(path): [list(x.shape), str(x.dtype)] for path, x in leaves}
+
+
+@jax.jit
+def _snapshot(state: State) -> tuple[State, list[Array]]:
+  """A copy that later steps, which donate their state, cannot overwrite while it is written."""
+  return jax.tree.map(jnp.copy, state), [digest(leaf) for leaf in jax.tree.leaves(state)]
+
+
+class Checkpoints:
+  """The checkpoints of one run, newest kept. Use as a context manager: leaving it waits."""
+
+  def __init__(self, directory: Path, config: Config, warn: Callable[[str], None]):
+    options = ocp.CheckpointManagerOptions(max_to_keep=config.keep_checkpoints,
+                                           cleanup_tmp_directories=True)
+    self._manager = ocp.CheckpointManager(directory, options=options, item_names=('state', 'meta'))
+    self._directory, self._config, self._warn = directory, config, warn
+
+  def __enter__(self) -> 'Checkpoints':
+    return self
+
+  def __exit__(self, kind, error, traceback) -> None:
+    try:
+      self.wait()
+    except CheckpointError as failure:
+      if error is None:
+        raise
+      self._warn(str(failure))
+    finally:
+      self._manager.close()
+
+  def save(self, state: State) -> None:
+    """Starts writing a state; an error of the one before shows here, or in wait().
+
+    Raises:
+      CheckpointError: this state or the one before it cannot be written.
+    """
+    step = int(state.step)
+    copy, digests = _snapshot(state)
+    meta = dict(config=identity(self._config),
+                leaves=describe(state),
+                digests=[int(value) for value in digests])
+    args = ocp.args.Composite(state=ocp.args.StandardSave(copy), meta=ocp.args.JsonSave(meta))
+    with _Reported(f'checkpoint of step {step}'):
+      if not self._manager.save(step, args=args, force=True):
+        raise FileExistsError(f'{self._directory} holds this step or a later one already')
+
+  def wait(self) -> None:
+    """Waits until all that was saved is on the disk.
+
+    Raises:
+      CheckpointError: the last state could not be written.
+    """
+    with _Reported('last checkpoint'):
+      self._manager.wait_until_finished()
+      self._manager.check_for_errors()
+
+  def restore(self, abstract: State) -> State | None:
+    """The newest state that is whole, or None; damaged ones are moved aside with a warning.
+
+    Args:
+      abstract: jax.ShapeDtypeStruct leaves, as of jax.eval_shape.
+
+    Raises:
+      UserError: a checkpoint was made with another configuration, or for another model.
+    """
+    state = None
+    for step in sorted(self._manager.all_steps(), reverse=True):
+      try:
+        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
+        self._check(step, meta['meta'], abstract)
+        state = self._read(step, meta['meta'], abstract)
+        break
+      except UserError:
+        raise
+      except Exception as error:  # Whatever orbax raises for files it cannot read.
+        self._move_aside(step, error)
+    self._manager.reload()
+    return state
+
+  def _check(self, step: int, meta: dict[str, Any], abstract: State) -> None:
+    where = self._directory / str(step)
+    check_same(meta['config'], self._config, where)
+    theirs, ours = meta['leaves'], describe(abstract)
+    for name in sorted(set(theirs) | set(ours)):
+      if theirs.get(name) != ours.get(name):
+        raise UserError(f'{where} is of another model: {name} is {theirs.get(name, "absent")} '
+                        f'there, {ours.get(name, "absent")} now. Give another --workdir')
+
+  def _read(self, step: int, meta: dict[str, Any], abstract: State) -> State:
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+    state = self._manager.restore(step, args=args)['state']
+    state, digests = _snapshot(state)
+    for name, found, wanted in zip(meta['leaves'], digests, meta['digests'], strict=True):
+      if int(found) != wanted:
+        raise ValueError(f'the bits of {name} have changed')
+    return state
+
+  def _move_aside(self, step: int, error: Exception) -> None:
+    aside = self._directory.with_name('damaged') / str(step)
+    aside.parent.mkdir(exist_ok=True)
+    while aside.exists():
+      aside = aside.with_name(aside.name + '_')
+    os.replace(self._directory / str(step), aside)
+    reason = ' '.join(str(error).split())[:200]
+    self._warn(f'checkpoint of step {step} is damaged ({reason}); moved to {aside}')
+
+
+class _Reported:
+  """Turns what goes wrong inside into a CheckpointError that says what was being written."""
+
+  def __init__(self, what: str):
+    self._what = what
+
+  def __enter__(self):
+    pass
+
+  def __exit__(self, kind, error, traceback):
+    if isinstance(error, Exception):
+      reason = ' '.join(str(error).split())[:300]
+      raise CheckpointError(f'{self._what} could not be written: {reason}') from error

@@ -1,0 +1,248 @@
+"""One experiment as one frozen dataclass: its fields, their bounds, and the rules between them.
+
+The flags are generated from these fields (flags.py), so a field is the only place where an option
+is declared. Which options a run really reads follows from the parts it chooses (parts.py).
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import attn
+
+MODELS = ('encoder', 'decoder', 'seq2seq')
+POSITION_BIASES = ('alibi', 't5')
+
+
+class UserError(Exception):
+  """What a program prints as one line, not as a traceback.
+
+  Attributes:
+    exit_status: 2 where the request cannot be met, 1 where a run failed.
+  """
+  exit_status = 2
+
+
+def option(default: Any, help_text: str, *, group: str, choices=None, bounds=(None, None), **use):
+  """A Config field.
+
+  Args:
+    default: the value when nobody says otherwise; its type is the type of the flag.
+    help_text: what the option means, for --help.
+    group: the heading of --help under which it stands.
+    choices: the allowed values, or a function that returns them.
+    bounds: the smallest and largest allowed value; None is no bound.
+    **use: models: the model families that read it, all if not given; tasks_only: whether only the
+      tasks that list it among their options read it; free: whether a run may be resumed with
+      another value, because no result depends on it.
+  """
+  use = dict(models=MODELS, tasks_only=group == 'task', free=False) | use
+  metadata = dict(help=help_text, group=group, choices=choices, bounds=bounds, **use)
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+def _tasks():
+  from experiments import tasks  # Tasks are made from a Config; here only their names are wanted.
+  return tuple(tasks.TASKS)
+
+
+def _variants():
+  return tuple(attn.VARIANTS)
+
+
+def _variants_or_default():
+  return ('',) + _variants()
+
+
+_part = functools.partial(option, group='parts')
+_variant = functools.partial(option, group='attention')
+_model = functools.partial(option, group='model')
+_task = functools.partial(option, group='task')
+_training = functools.partial(option, group='training')
+_run = functools.partial(option, group='run')
+_place = functools.partial(_part, '', choices=_variants_or_default)
+_COUNT, _SIZE, _POSITIVE, _RATE = (0, None), (1, None), (0.0, None), (0.0, 0.999)
+
+
+class Place(NamedTuple):
+  """One place of a model where attention stands: the variant there, the field that chose it."""
+  variant: str
+  causal: bool
+  field: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Everything that determines a run. Zero or '' in some fields means: derived from the others."""
+
+  preset: str = _part('', 'start from a named set of values; other flags override it', free=True)
+  task: str = _part('copy', 'what is learned', choices=_tasks)
+  model: str = _part('decoder', 'the model family', choices=MODELS)
+  attention: str = _part('vanilla', 'the attention variant', choices=_variants)
+  encoder_attention: str = _place("the encoder's variant, if not --attention's",
+                                  models=('encoder', 'seq2seq'))
+  decoder_attention: str = _place("the decoder's variant, if not --attention's",
+                                  models=('decoder', 'seq2seq'))
+  cross_attention: str = _place(
+      "the variant from decoder to encoder, if not --attention's (or vanilla where that cannot)",
+      models=('seq2seq',))
+
+  window: int = _variant(16,
+                         'keys seen on each side of a query; causal: to its left',
+                         bounds=_COUNT)
+  stride: int = _variant(8, 'the stride of the pattern', bounds=_SIZE)
+  summary: int = _variant(1, 'last positions of a block that later blocks see', bounds=_SIZE)
+  rank: int = _variant(32, 'slots that keys (causal: of a segment) are projected to', bounds=_SIZE)
+  segment: int = _variant(16, 'keys in one projected segment', bounds=_SIZE)
+  num_features: int = _variant(64, 'random features', bounds=_SIZE)
+  kernel: str = _variant('softmax', 'what the features stand for', choices=('softmax', 'relu'))
+  redraw_steps: int = _variant(0, 'steps between draws of features; 0: one draw', bounds=_COUNT)
+  block_size: int = _variant(0, "tile size; changes cost only; 0: the variant's own", bounds=_COUNT)
+
+  num_layers: int = _model(2, 'layers of the encoder, of the decoder, or of each', bounds=_SIZE)
+  heads: int = _model(4, 'query heads', bounds=_SIZE)
+  kv_heads: int = _model(0, 'key and value heads; 0: as many as heads', bounds=_COUNT)
+  model_dim: int = _model(64, 'width of the residual stream', bounds=_SIZE)
+  mlp_dim: int = _model(0, 'hidden width of the MLP; 0: 4 * model_dim', bounds=_COUNT)
+  activation: str = _model('gelu', 'nonlinearity of the MLP', choices=('gelu', 'relu'))
+  norm: str = _model('pre', 'layer norm before or after a block', choices=('pre', 'post'))
+  positions: str = _model('learned',
+                          'how the model knows positions',
+                          choices=('learned', 'sinusoidal', 'rope', 'alibi', 't5', 'none'))
+  dropout: float = _model(0.0, 'dropout on embeddings and block outputs', bounds=_RATE)
+  attention_dropout: float = _model(0.0, 'dropout on attention weights', bounds=_RATE)
+  tie_embeddings: bool = _model(False, 'use the input embedding as the output layer too')
+  pooling: str = _model('mean',
+                        'what a classifier reads of the positions',
+                        choices=('mean', 'first'),
+                        tasks_only=True)
+  remat: bool = _model(False, 'recompute layers in the backward pass, to save memory')
+  dtype: str = _model('float32',
+                      'dtype of the computation; parameters stay float32',
+                      choices=('float32', 'bfloat16'))
+
+  length: int = _task(0, 'tokens of a sequence, or most items to copy', bounds=_COUNT)
+  vocab_size: int = _task(0, 'token ids, the five reserved ones included', bounds=_COUNT)
+  num_pairs: int = _task(0, 'pairs of key and value in a sequence', bounds=_COUNT)
+  random_filler: bool = _task(True, 'random tokens between pairs and queries; else zeros')
+  num_classes: int = _task(0, 'classes to count or to agree', bounds=_COUNT)
+  mask_rate: float = _task(0.0, 'chance that a word is hidden', bounds=_RATE)
+
+  steps: int = _training(1000, 'optimiser steps', bounds=(1, 2**31 - 1))
+  batch_size: int = _training(64, 'sequences in a step', bounds=_SIZE)
+  micro_batches: int = _training(1, 'pieces a batch is computed in, to save memory', bounds=_SIZE)
+  learning_rate: float = _training(1e-3, 'peak learning rate', bounds=_POSITIVE)
+  warmup_steps: int = _training(-1,
+                                'linear warm-up before the cosine decay; -1: a tenth',
+                                bounds=(-1, None))
+  weight_decay: float = _training(0.01, "AdamW's weight decay, on matrices only", bounds=_POSITIVE)
+  clip_norm: float = _training(1.0, 'largest global gradient norm; 0: any', bounds=_POSITIVE)
+  label_smoothing: float = _training(0.0, 'probability spread over all classes', bounds=_RATE)
+  seed: int = _training(0, 'seed of parameters, data and dropout', bounds=(0, 2**32 - 1))
+
+  workdir: str = _run('', 'where the run lives; runs/PARTS-DIGEST if not given', free=True)
+  log_every: int = _run(20, 'steps between rows of metrics.jsonl', bounds=_SIZE)
+  eval_every: int = _run(200, 'steps between evaluations; 0: one, at the end', bounds=_COUNT)
+  eval_batches: int = _run(8, 'held-out batches of an evaluation', bounds=_SIZE)
+  checkpoint_every: int = _run(200,
+                               'steps between checkpoints; 0: one, at the end or when stopped',
+                               bounds=_COUNT,
+                               free=True)
+  keep_checkpoints: int = _run(2, 'newest checkpoints to keep', bounds=_SIZE, free=True)
+
+  @property
+  def warmup(self) -> int:
+    """Steps of warm-up."""
+    return self.steps // 10 if self.warmup_steps < 0 else self.warmup_steps
+
+  def places(self) -> dict[str, Place]:
+    """Where attention stands in this model: 'encoder', 'decoder', 'cross' -> Place."""
+    places = {}
+    for name, causal in (('encoder', False), ('decoder', True), ('cross', False)):
+      field = f'{name}_attention'
+      if self.model not in FIELDS[field].metadata['models']:
+        continue
+      chosen = getattr(self, field)
+      variant, source = (chosen, field) if chosen else (self.attention, 'attention')
+      if name == 'cross' and not chosen and 'cross' not in attn.VARIANTS[variant].supports:
+        variant = 'vanilla'
+      places[name] = Place(variant, causal, source)
+    return places
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+def choices(field: dataclasses.Field) -> tuple[str, ...] | None:
+  """The values a field may have, or None where any will do."""
+  allowed = field.metadata['choices']
+  return allowed() if callable(allowed) else allowed
+
+
+def validate(config: Config) -> None:
+  """Checks every field alone, then the rules between fields.
+
+  Raises:
+    ValueError: names the fields, the values that clash, and the way out.
+  """
+  for field in FIELDS.values():
+    _check_field(field, getattr(config, field.name))
+  _check_sizes(config)
+  for name, place in config.places().items():
+    _check_place(config, name, place)
+
+
+def _check_field(field: dataclasses.Field, value: Any) -> None:
+  name, kind = field.name, type(field.default)
+  if type(value) is not kind and not (kind is float and type(value) is int):
+    raise ValueError(f'{name} must be of type {kind.__name__}; got {value!r}')
+  allowed = choices(field)
+  if allowed is not None and value not in allowed:
+    raise ValueError(f'{name}={value} is not one of: {", ".join(filter(None, allowed))}')
+  if kind is float and not math.isfinite(value):
+    raise ValueError(f'{name} must be finite; got {value}')
+  lower, upper = field.metadata['bounds']
+  if lower is not None and value < lower or upper is not None and value > upper:
+    wanted = f'at least {lower}' if upper is None else f'between {lower} and {upper}'
+    raise ValueError(f'{name} must be {wanted}; got {value}')
+
+
+def _check_sizes(config: Config) -> None:
+  heads, kv_heads, model_dim = config.heads, config.kv_heads or config.heads, config.model_dim
+  if model_dim % heads:
+    divisors = [n for n in range(1, model_dim + 1) if model_dim % n == 0]
+    near = sorted(sorted(divisors, key=lambda n: abs(n - heads))[:2])
+    raise ValueError(
+        f'heads={heads} does not divide model_dim={model_dim}; use '
+        f'heads={" or ".join(map(str, near))}, or a model_dim that is a multiple of {heads}')
+  if heads % kv_heads:
+    raise ValueError(f'kv_heads={kv_heads} does not divide heads={heads}; use a divisor of {heads}')
+  if config.positions == 'rope' and model_dim // heads % 2:
+    raise ValueError(
+        f'positions=rope turns pairs of components, but model_dim={model_dim} / heads={heads} is '
+        f'{model_dim // heads}, which is odd; use other heads or another position scheme')
+  if config.micro_batches > config.batch_size:
+    raise ValueError(f'micro_batches={config.micro_batches} exceeds batch_size='
+                     f'{config.batch_size}; use at most {config.batch_size}')
+  if config.warmup >= config.steps:
+    raise ValueError(f'warmup_steps={config.warmup_steps} leaves nothing of steps={config.steps} '
+                     f'to decay over; use warmup_steps={config.steps // 10}, or more steps')
+
+
+def _check_place(config: Config, name: str, place: Place) -> None:
+  supports = attn.VARIANTS[place.variant].supports
+  biased = name != 'cross' and config.positions in POSITION_BIASES
+  grouped = config.kv_heads not in (0, config.heads)
+  needs = (
+      ('causal', place.causal, f'model={config.model}, which hides later positions'),
+      ('cross', name == 'cross', f'model={config.model}, which attends to another sequence'),
+      ('position_bias', biased, f'positions={config.positions}, which is added to the logits'),
+      ('dropout', config.attention_dropout > 0, f'attention_dropout={config.attention_dropout}'),
+      ('grouped_heads', grouped, f'kv_heads={config.kv_heads} with heads={config.heads}'),
+  )
+  for capability, wanted, setting in needs:
+    if wanted and capability not in supports:
+      able = [other for other, row in attn.VARIANTS.items() if capability in row.supports]
+      raise ValueError(f'{place.field}={place.variant} cannot serve {setting}; '
+                       f'{place.field}={" or ".join(able)} can')

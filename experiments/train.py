@@ -1,0 +1,168 @@
+"""Trains one model on one task: `python -m experiments.train --task=copy --attention=local`."""
+
+import contextlib
+import dataclasses
+import hashlib
+import signal
+import sys
+import time
+from typing import Any, NamedTuple, Sequence
+
+from absl import logging
+from flax import linen as nn
+import jax
+import numpy as np
+
+from experiments import flags
+from experiments import loop
+from experiments.checkpoint import Checkpoints
+from experiments.config import Config, UserError
+from experiments.evaluate import make_evaluate, Score
+from experiments.models import build_model
+from experiments.report import Report, warn
+from experiments.step import init_state, make_train_step, State
+from experiments.tasks import make_task, Task
+from experiments.workdir import Workdir
+from experiments.writer import MetricsFile, write_json
+
+PROGRAM = 'python -m experiments.train'
+SUMMARY = 'summary.json'
+
+
+class Experiment(NamedTuple):
+  """What a Config stands for. abstract: the shapes of its state."""
+  config: Config
+  task: Task
+  model: nn.Module
+  abstract: State
+
+
+def build(config: Config) -> Experiment:
+  """Builds everything without computing anything.
+
+  Raises:
+    UserError: a part cannot do what the config asks of it.
+  """
+  try:
+    task = make_task(config)
+    model = build_model(config, task)
+    abstract = jax.eval_shape(lambda: init_state(config, task, model))
+  except (ValueError, NotImplementedError) as error:
+    raise UserError(' '.join(str(error).split())) from error
+  return Experiment(config, task, model, abstract)
+
+
+class Stop:
+  """Notes SIGTERM and SIGINT, for the loop to end after its step. A second one ends the process.
+
+  Attributes:
+    signal: the one that came, or None.
+  """
+
+  def __init__(self):
+    self.signal = None
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, self._note)
+
+  def _note(self, number: int, frame: Any) -> None:
+    del frame
+    self.signal = number
+    signal.signal(number, signal.SIG_DFL)
+
+  def __call__(self) -> bool:
+    return self.signal is not None
+
+
+def digest(params: Any) -> str:
+  """A sha256 of every parameter's path, shape and bits."""
+  total = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    array = np.asarray(leaf)
+    total.update(f'{jax.tree_util.keystr(path)} {array.dtype} {array.shape}'.encode())
+    total.update(array.tobytes())
+  return total.hexdigest()
+
+
+def train(config: Config) -> int:
+  """Runs, resumes or, where it has ended before, reports an experiment; returns the exit status.
+
+  Raises:
+    UserError: the experiment cannot run here, or did not stay finite.
+  """
+  stop, report, experiment = Stop(), Report(config), build(config)
+  with contextlib.closing(Workdir(config)) as workdir:
+    summary = workdir.read_json(SUMMARY)
+    if summary is None:
+      for line in workdir.warnings:
+        warn(line)
+      summary = _run(experiment, workdir, report, stop)
+    else:
+      report.say('this run has ended; its result:')
+    if summary is not None:
+      report.result(summary, workdir.path)
+  return 128 + stop.signal if summary is None and stop.signal == signal.SIGINT else 0
+
+
+def _run(experiment: Experiment, workdir: Workdir, report: Report,
+         stop: Stop) -> dict[str, Any] | None:
+  """Trains to the end and returns the summary it wrote, or None if stopped before."""
+  config, task, model, abstract = experiment
+  path, began = workdir.path, time.monotonic()
+  with Checkpoints(path / 'checkpoints', config, warn) as checkpoints:
+    state = checkpoints.restore(abstract)
+    if state is None:
+      state = jax.jit(lambda: init_state(config, task, model))()
+    start = int(state.step)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    report.start(task.note, parameters, jax.devices()[0].platform, path, start)
+    with contextlib.closing(MetricsFile(path / 'metrics.jsonl', start)) as metrics_file, \
+        report.progress(start) as progress:
+      state, scores = loop.run(config,
+                               state,
+                               make_train_step(config, task, model),
+                               make_evaluate(config, task, model),
+                               metrics_file,
+                               checkpoints,
+                               should_stop=stop,
+                               report=progress)
+    checkpoints.wait()
+  if scores is None:
+    report.say(f'stopped and saved at step {int(state.step)} of {config.steps}; '
+               'the same command resumes')
+    return None
+  summary = _summary(config, state, scores, parameters, time.monotonic() - began)
+  write_json(path / SUMMARY, summary)
+  return summary
+
+
+def _summary(config: Config, state: State, scores: dict[str, Score], parameters: int,
+             seconds: float) -> dict[str, Any]:
+  return dict(config=dataclasses.asdict(config),
+              step=int(state.step),
+              scores={
+                  name: score._asdict() for name, score in scores.items()
+              },
+              parameters=parameters,
+              params_digest=digest(state.params),
+              seconds_of_last_session=round(seconds, 1))
+
+
+def main(argv: Sequence[str]) -> int:
+  """Returns the exit status: 0, 1 for a run that failed, 2 for a request that cannot be met."""
+  logging.set_verbosity(logging.ERROR)
+  try:
+    config = flags.parse(argv)
+    if config is None:
+      print(flags.help_text(PROGRAM))
+      return 0
+    return train(config)
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return error.exit_status
+  except OSError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))
