@@ -98,7 +98,7 @@ explain() {
   what=${what%%$'\n'*}
   case $1 in
     *'No space left on device'* | *'Disk quota exceeded'*)
-      printf 'the disk is full: %s takes 1 GB, and as much passes through %s; free some, ' \
+      printf 'the disk is full: %s takes 1 GB, its downloads pass through %s; free some, ' \
         "$venv" "${TMPDIR:-/tmp}"
       printf 'then run this again' ;;
     *'No matching distribution found for '*)

@@ -46,7 +46,12 @@ def check_file(root: Path, path: Path, rules: configparser.ConfigParser) -> Iter
   if not allowed:
     return
   lazily = rules.get('structure:lazy_imports', name, fallback='').split()
-  for package, line, lazy in imports(ast.parse(text, name)):
+  try:
+    tree = ast.parse(text, name)
+  except SyntaxError as error:
+    yield f'{name}:{error.lineno}: {error.msg}'
+    return
+  for package, line, lazy in imports(tree):
     if package in sys.stdlib_module_names or package in allowed or (lazy and package in lazily):
       continue
     yield f'{name}:{line}: imports {package}; here only the standard library, {", ".join(allowed)}'
