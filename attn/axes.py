@@ -1,0 +1,41 @@
+"""The legend of axis letters, and the sizes of one attention call.
+
+    B  batch (any leading axes)     T  query length        S  key length
+    N  query heads                  K  key/value heads     G  query heads that share one, N = K * G
+    H  head dim                     Hv value head dim      M  random features      R  projected slots
+    C  block size
+
+Arrays arrive as [..., T, N, H] and are worked on with heads first, [..., K, G, T, H], so that every
+product is one batched matrix product and no key is copied for the query heads that share it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+ArrayLike = jax.Array | np.ndarray
+
+
+class Dims(NamedTuple):
+  """Sizes of a call: query [*leading, T, N, H], key [*leading, S, K, H], value [*leading, S, K, Hv]."""
+
+  leading: tuple[int, ...]
+  T: int
+  S: int
+  N: int
+  K: int
+  H: int
+  Hv: int
+
+  @property
+  def G(self) -> int:
+    """Query heads that share one key/value head."""
+    return self.N // self.K
+
+
+def wide(dtype: Any) -> Any:
+  """The dtype that logits, softmax and sums use for inputs of `dtype`: float32 at least."""
+  return jnp.float64 if dtype == jnp.float64 else jnp.float32

@@ -1,0 +1,225 @@
+"""Visibility predicates: which key positions a query position may see.
+
+A predicate is a static, hashable value. Called with integer positions that broadcast it says which pairs
+are visible, so nobody has to hold a [T, S] array; `dense` makes one for those who want it. Predicates
+combine with & and |:
+
+    masks.causal() & (masks.window(128, 0) | masks.global_tokens(4))
+
+`reaches` answers the same question for intervals of positions: whether any pair might be visible. It may
+say yes too often, never no: it is what lets tiles be skipped.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from attn.axes import Array, ArrayLike
+from attn.checks import check_int
+
+
+class Predicate:
+  """What a query at one position may see; see the module's text."""
+
+  def __call__(self, query: Any, key: Any) -> Any:
+    """Whether each query position sees each key position; integer arrays that broadcast."""
+    raise NotImplementedError
+
+  def reaches(self, first_query: Any, last_query: Any, first_key: Any, last_key: Any) -> Any:
+    """Whether a query in one interval might see a key in another; ends included, arrays broadcast."""
+    del last_query, first_key, last_key
+    return first_query == first_query
+
+  def __and__(self, other: 'Predicate') -> 'Predicate':
+    return _And(self, other)
+
+  def __or__(self, other: 'Predicate') -> 'Predicate':
+    return _Or(self, other)
+
+  def dense(self, query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
+    """Visibility of positions [..., T] and [..., S] as a boolean [..., T, S]."""
+    query, key = jnp.asarray(query_positions), jnp.asarray(key_positions)
+    rank = max(query.ndim, key.ndim)
+    query, key = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (query, key))
+    shape = jnp.broadcast_shapes(query.shape[:-1],
+                                 key.shape[:-1]) + (query.shape[-1], key.shape[-1])
+    return jnp.broadcast_to(self(query[..., :, None], key[..., None, :]), shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _And(Predicate):
+  a: Predicate
+  b: Predicate
+
+  def __call__(self, query, key):
+    return self.a(query, key) & self.b(query, key)
+
+  def reaches(self, *ends):
+    return self.a.reaches(*ends) & self.b.reaches(*ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Or(Predicate):
+  a: Predicate
+  b: Predicate
+
+  def __call__(self, query, key):
+    return self.a(query, key) | self.b(query, key)
+
+  def reaches(self, *ends):
+    return self.a.reaches(*ends) | self.b.reaches(*ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Causal(Predicate):
+
+  def __call__(self, query, key):
+    return key <= query
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+    return first_key <= last_query
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window(Predicate):
+  left: int
+  right: int
+
+  def __call__(self, query, key):
+    return (query - key <= self.left) & (key - query <= self.right)
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+    return (first_query - last_key <= self.left) & (first_key - last_query <= self.right)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Strided(Predicate):
+  stride: int
+
+  def __call__(self, query, key):
+    return (abs(query - key) < self.stride) | ((query - key) % self.stride == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Apart(Predicate):
+  """At least `distance` positions from the query."""
+  distance: int
+
+  def __call__(self, query, key):
+    return abs(query - key) >= self.distance
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+    return (last_query - first_key >= self.distance) | (last_key - first_query >= self.distance)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SameBlock(Predicate):
+  """In the query's own block of `size` positions."""
+  size: int
+
+  def __call__(self, query, key):
+    return query // self.size == key // self.size
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+    return ((first_query // self.size <= last_key // self.size) &
+            (first_key // self.size <= last_query // self.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OtherBlock(Predicate):
+  """In another block of `size` positions than the query; with causal(), in an earlier one."""
+  size: int
+
+  def __call__(self, query, key):
+    return query // self.size != key // self.size
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+    return ((first_query // self.size != last_key // self.size) |
+            (last_query // self.size != first_key // self.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Summary(Predicate):
+  """The last `summary` positions of every block of `size`."""
+  size: int
+  summary: int
+
+  def __call__(self, query, key):
+    return (key % self.size >= self.size - self.summary) & (query == query)
+
+
+@dataclasses.dataclass(frozen=True)
+class _GlobalTokens(Predicate):
+  number: int
+
+  def __call__(self, query, key):
+    return (query < self.number) | (key < self.number)
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+    return (first_query < self.number) | (first_key < self.number)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Segments(Predicate):
+  ids: ArrayLike
+
+  def __call__(self, query, key):
+    length = self.ids.shape[-1]
+    at = jnp.vectorize(lambda ids, positions: ids[positions], signature='(l),(t,s)->(t,s)')
+    inside = (0 <= query) & (query < length) & (0 <= key) & (key < length)
+    ids = jnp.asarray(self.ids)
+    return inside & (at(ids, jnp.clip(query, 0, length - 1)) == at(ids, jnp.clip(
+        key, 0, length - 1)))
+
+
+def causal() -> Predicate:
+  """Keys at or before the query's position."""
+  return _Causal()
+
+
+def window(left: int, right: int) -> Predicate:
+  """Keys s with t - left <= s <= t + right: left + 1 + right keys (Beltagy et al. 2020, section 3.1)."""
+  return _Window(check_int('left', left, 0), check_int('right', right, 0))
+
+
+def strided(stride: int) -> Predicate:
+  """Keys nearer than `stride`, or a multiple of it away (Child et al. 2019, section 4.3); & causal() for a decoder."""
+  return _Strided(check_int('stride', stride, 1))
+
+
+def fixed(stride: int, summary: int = 1) -> Predicate:
+  """The query's own block of `stride` keys and the last `summary` keys of every block (Child et al. 2019, section 4.3)."""
+  return same_block(stride) | _Summary(stride, check_summary(stride, summary))
+
+
+def check_summary(stride: int, summary: int) -> int:
+  """Returns summary, which counts positions of a block of `stride`."""
+  if check_int('summary', summary, 1) > check_int('stride', stride, 1):
+    raise ValueError(f'summary must be at most stride; got summary = {summary}, stride = {stride}')
+  return int(summary)
+
+
+def same_block(size: int) -> Predicate:
+  """Keys in the query's own block: positions [i * size, (i + 1) * size)."""
+  return _SameBlock(check_int('size', size, 1))
+
+
+def other_block(size: int) -> Predicate:
+  """Keys outside the query's own block of `size` positions."""
+  return _OtherBlock(check_int('size', size, 1))
+
+
+def apart(distance: int) -> Predicate:
+  """Keys at least `distance` positions away, on either side."""
+  return _Apart(check_int('distance', distance, 0))
+
+
+def global_tokens(number: int) -> Predicate:
+  """The first `number` positions see all and are seen by all (Beltagy et al. 2020, section 3.1)."""
+  return _GlobalTokens(check_int('number', number, 0))
+
+
+def segments(ids: ArrayLike) -> Predicate:
+  """Keys with the query's segment id; ids [..., L] holds the id of every position 0 ... L - 1."""
+  return _Segments(ids)

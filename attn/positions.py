@@ -1,0 +1,228 @@
+"""Position schemes: added embeddings (sinusoidal, learned), rotary embedding, and biases on the logits (ALiBi, T5).
+
+A position bias is a pytree called with integer positions, one tile at a time, so nobody holds a [T, S] array:
+`bias(query_positions [..., T], key_positions [..., S])` gives [..., N, T, S]. Gradients reach its leaves.
+"""
+
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn import axes
+from attn.axes import Array, ArrayLike
+from attn.checks import check_int, is_array
+
+
+class PositionBias(Protocol):
+  """A pytree of parameters that gives the bias of any pair of positions."""
+
+  def __call__(self, query_positions: Array, key_positions: Array) -> Array:
+    ...
+
+
+def _angles(positions: ArrayLike, dim: int, base: float, dtype: Any) -> Array:
+  """positions [...] / base^(2i/dim) for i = 0 ... ceil(dim/2) - 1: [..., ceil(dim/2)]; never in low precision."""
+  if not is_array(positions) or not jnp.issubdtype(positions.dtype, jnp.integer):
+    raise ValueError(
+        f'positions must be an integer array; got {getattr(positions, "dtype", type(positions))}')
+  wide = axes.wide(dtype)
+  inverse = base**(-np.arange(0, dim, 2, dtype=np.float64) / dim)
+  inverse = inverse.reshape((1,) * positions.ndim + inverse.shape)
+  return jnp.asarray(positions, wide)[..., None] * jnp.asarray(inverse, wide)
+
+
+def sinusoidal(positions: ArrayLike, dim: int, dtype: Any = jnp.float32) -> Array:
+  """Sine and cosine of each position at geometric wavelengths, interleaved.
+
+    PE[p, 2i] = sin(p / 10000^(2i/dim))        PE[p, 2i+1] = cos(p / 10000^(2i/dim))
+
+  Args:
+    positions: integers [...].
+    dim: the embedding's size; an odd one drops the last cosine.
+    dtype: of the result.
+
+  Returns:
+    [..., dim].
+
+  Source: Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
+  """
+  angles = _angles(positions, check_int('dim', dim, 1), 10000., dtype)
+  both = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+  return both.reshape(*positions.shape, -1)[..., :dim].astype(dtype)
+
+
+def learned(table: Array, positions: ArrayLike) -> Array:
+  """Rows of a learned table [L, D] at integer positions [...]: [..., D]; a position outside the table gives NaN.
+
+  Source: Gehring et al. 2017, section 3.1, https://arxiv.org/abs/1705.03122.
+  """
+  if isinstance(
+      positions,
+      np.ndarray) and positions.size and not 0 <= positions.min() <= positions.max() < len(table):
+    raise ValueError(f'positions must lie in [0, {len(table)}), the rows of table {table.shape}; '
+                     f'got {positions.min()} to {positions.max()}')
+  positions = jnp.asarray(positions)
+  outside = jnp.where(positions < 0, len(table),
+                      positions)  # a negative index would count from the end
+  return table.at[outside].get(mode='fill', fill_value=jnp.nan)
+
+
+def rope(x: Array,
+         positions: ArrayLike,
+         base: float = 10000.,
+         interleaved: bool = False,
+         dim: int | None = None) -> Array:
+  """Rotates pairs of components by angles proportional to position, so that products depend on distance alone.
+
+  Pair i turns by p / base^(2i/dim). Pairs are (i, i + dim/2), or (2i, 2i + 1) when interleaved.
+
+  Args:
+    x: [..., T, N, H].
+    positions: integers [T] or [..., T].
+    base: of the wavelengths.
+    interleaved: which components form a pair.
+    dim: how many leading components turn, even; all H if None.
+
+  Returns:
+    x rotated, in its shape and dtype; angles are computed in float32 at least.
+
+  Raises:
+    ValueError: dim is odd or larger than H, or positions do not fit x.
+
+  Source: Su et al. 2021, section 3.2, https://arxiv.org/abs/2104.09864.
+  """
+  H = x.shape[-1]
+  dim = H if dim is None else check_int('dim', dim, 0)
+  if dim % 2 or dim > H:
+    raise ValueError(f'dim must be even and at most the head dim {H}; got {dim}')
+  angles = _angles(positions, dim, base, x.dtype)
+  if angles.ndim > x.ndim - 1 or angles.shape[-2] not in (1, x.shape[-3]):
+    raise ValueError(
+        f'positions must be [T] or [..., T] with T = {x.shape[-3]} of x {x.shape}; got {positions.shape}'
+    )
+  angles = angles.reshape((1,) * (x.ndim - 1 - angles.ndim) + angles.shape)[..., None, :]
+  sin, cos = jnp.sin(angles), jnp.cos(angles)
+  turned, rest = x[..., :dim].astype(angles.dtype), x[..., dim:]
+  if interleaved:
+    a, b = turned[..., 0::2], turned[..., 1::2]
+  else:
+    a, b = turned[..., :dim // 2], turned[..., dim // 2:]
+  a, b = a * cos - b * sin, b * cos + a * sin
+  turned = jnp.stack([a, b], -1).reshape(*a.shape[:-1], dim) if interleaved else jnp.concatenate(
+      [a, b], -1)
+  return jnp.concatenate([turned.astype(x.dtype), rest], -1)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+  """The slope of each head, float32 [num_heads]: 2^(-8i/n), i = 1 ... n, for n a power of two.
+
+  Other counts follow the authors' code: the slopes of the power of two below, then every other one of the next.
+
+  Source: Press et al. 2021, section 3, https://arxiv.org/abs/2108.12409.
+  """
+  n = check_int('num_heads', num_heads, 1)
+  power = 2**math.floor(math.log2(n))
+  slopes = lambda m: 2.**(-8. * np.arange(1, m + 1) / m)
+  return np.concatenate([slopes(power), slopes(2 * power)[0::2][:n - power]]).astype(np.float32)
+
+
+def _distance(query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
+  """key - query of positions [..., T] and [..., S]: [..., T, S]."""
+  query, key = jnp.asarray(query_positions), jnp.asarray(key_positions)
+  rank = max(query.ndim, key.ndim)
+  query, key = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (query, key))
+  return key[..., None, :] - query[..., :, None]
+
+
+@jax.tree_util.register_pytree_node_class
+class ALiBi:
+  """The bias -slope[n] * |key - query|: later keys of a decoder are hidden anyway, an encoder's count alike.
+
+  Source: Press et al. 2021, section 3, https://arxiv.org/abs/2108.12409.
+  """
+
+  def __init__(self, slopes: ArrayLike):
+    self.slopes = slopes  # [N]
+
+  def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
+    """Integers [..., T] and [..., S] to the bias [..., N, T, S]."""
+    slopes = jnp.asarray(self.slopes)
+    distance = jnp.abs(_distance(query_positions, key_positions)).astype(slopes.dtype)[...,
+                                                                                       None, :, :]
+    return -slopes.reshape((1,) * (distance.ndim - 3) + (-1, 1, 1)) * distance
+
+  def tree_flatten(self):
+    return (self.slopes,), None
+
+  @classmethod
+  def tree_unflatten(cls, _, children):
+    return cls(*children)
+
+
+def t5_bucket(relative_position: ArrayLike,
+              *,
+              bidirectional: bool,
+              num_buckets: int = 32,
+              max_distance: int = 128) -> Array:
+  """The bucket of each key - query distance: exact when near, logarithmic up to max_distance, then one for all.
+
+  Args:
+    relative_position: integers, key position - query position.
+    bidirectional: half of the buckets for keys after the query; otherwise those fall into bucket 0.
+    num_buckets: how many there are.
+    max_distance: distances from here on share the last bucket.
+
+  Returns:
+    int32 in [0, num_buckets), in the shape of relative_position.
+
+  Source: Raffel et al. 2019, section 2.1, https://arxiv.org/abs/1910.10683.
+  """
+  buckets = check_int('num_buckets', num_buckets, 4 if bidirectional else 2)
+  if bidirectional and buckets % 2:
+    raise ValueError(f'num_buckets must be even when bidirectional; got {num_buckets}')
+  relative = jnp.asarray(relative_position)
+  buckets = buckets // 2 if bidirectional else buckets
+  exact = buckets // 2
+  if check_int('max_distance', max_distance, 1) <= exact:
+    raise ValueError(
+        f'max_distance must exceed the {exact} exact distances of num_buckets = {num_buckets}; '
+        f'got {max_distance}')
+  # Where each logarithmic bucket begins, by exact integers: a float32 logarithm rounds the edges differently per machine.
+  ratio = max_distance / exact
+  edges = [
+      math.ceil(exact * ratio**(i / (buckets - exact)) - 1e-6) for i in range(1, buckets - exact)
+  ]
+  distance = jnp.abs(relative) if bidirectional else jnp.maximum(-relative, 0)
+  bucket = jnp.minimum(distance, exact).astype(jnp.int32)
+  for edge in edges:
+    bucket += (distance >= edge).astype(jnp.int32)
+  return bucket + jnp.where(relative > 0, buckets, 0).astype(jnp.int32) if bidirectional else bucket
+
+
+@jax.tree_util.register_pytree_node_class
+class T5Bias:
+  """A learned bias per head and bucket of distance; table [num_buckets, N].
+
+  Source: Raffel et al. 2019, section 2.1, https://arxiv.org/abs/1910.10683.
+  """
+
+  def __init__(self, table: Array, bidirectional: bool, max_distance: int = 128):
+    self.table, self.bidirectional, self.max_distance = table, bidirectional, max_distance
+
+  def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
+    """Integers [..., T] and [..., S] to the bias [..., N, T, S]."""
+    bucket = t5_bucket(_distance(query_positions, key_positions),
+                       bidirectional=self.bidirectional,
+                       num_buckets=self.table.shape[0],
+                       max_distance=self.max_distance)
+    return jnp.moveaxis(self.table[bucket], -1, -3)
+
+  def tree_flatten(self):
+    return (self.table,), (self.bidirectional, self.max_distance)
+
+  @classmethod
+  def tree_unflatten(cls, static, children):
+    return cls(*children, *static)

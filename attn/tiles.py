@@ -1,0 +1,238 @@
+"""Exact softmax attention tile by tile: visit the key tiles a pattern can reach, merge, finish.
+
+Memory is O(T + S): the scan carries one state per query, and the backward pass computes each tile again instead of
+keeping it, from the output and the logarithm of the normaliser.
+
+    p = exp(l - lse)      dv = p^T do      dp = do v^T      dl = p (dp - do.o + dlse)      dq = dl k      dk = dl^T q
+
+Source: Dao et al. 2022, FlashAttention, algorithms 1 and 4, https://arxiv.org/abs/2205.14135; for pieces of a whole,
+`softmax` of this package.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from attn import axes
+from attn import call as calls
+from attn import checks, softmax
+from attn.axes import Array
+from attn.call import Call, Spec
+from attn.softmax import State
+
+DEFAULT_BLOCK = 512
+
+
+class _Inputs(NamedTuple):
+  """What gradients reach."""
+  query: Array
+  key: Array
+  value: Array
+  bias: Any
+
+
+def attend(call: Call, spec: Spec, block_size: int | None = None) -> State:
+  """The state of every query after the keys it may see.
+
+  Args:
+    call: T queries and S keys.
+    spec: its static values.
+    block_size: at most so many queries and keys in a tile; DEFAULT_BLOCK if None. Only cost depends on it.
+
+  Returns:
+    the state [..., K, G, T] in float32 at least, normalised: sum is 1, or 0 where nothing was seen.
+  """
+  block_size = DEFAULT_BLOCK if block_size is None else checks.check_int(
+      'block_size', block_size, 1)
+  T, S = call.query.shape[-2], call.key.shape[-2]
+  wide = axes.wide(call.query.dtype)
+  if not T or not S:
+    return softmax.empty(call.query.shape[:-1], call.value.shape[-1], wide)
+  (rows, C), (columns, D) = _split(T, block_size), _split(S, block_size)
+  call, spec = _pad(call, spec, rows * C, columns * D)
+  pairs = _layout(call, spec, rows, columns)
+  inputs = _Inputs(call.query, call.key, call.value, call.bias)
+  rest = call._replace(query=None, key=None, value=None, bias=None)
+  output, lse = _tiled(spec, C, D)(inputs, rest, pairs)
+  output, lse = output[..., :T, :], lse[..., :T]
+  return State(lse, (lse > softmax.HIDDEN).astype(wide), output)
+
+
+def _split(length: int, block_size: int) -> tuple[int, int]:
+  """How many tiles, and of what equal size: as few as block_size allows, then as small as their number allows."""
+  number = -(-length // block_size)
+  return number, -(-length // number)
+
+
+# Axes, from the end, along which queries and keys follow one another.
+_QUERY_AXES = dict(query=-2,
+                   bias=-2,
+                   mask=-2,
+                   query_positions=-1,
+                   query_segments=-1,
+                   query_index=-1)
+_KEY_AXES = dict(key=-2,
+                 value=-2,
+                 bias=-1,
+                 mask=-1,
+                 key_positions=-1,
+                 key_segments=-1,
+                 key_index=-1)
+
+
+def _along(call: Call, axes: dict[str, int], function) -> Call:
+  """Applies function(name, array, axis) to the fields that have one entry per query or key."""
+  fields = {name: (getattr(call, name), axis) for name, axis in axes.items()}
+  return call._replace(**{
+      name: function(name, x, axis) for name, (x, axis) in fields.items() if checks.is_array(x)
+  })
+
+
+def _pad(call: Call, spec: Spec, T: int, S: int) -> tuple[Call, Spec]:
+  """The call with T queries and S keys; the new ones have index -1 and nothing is learnt from them."""
+
+  def pad(to):
+
+    def one(name, x, axis):
+      width = to - x.shape[axis]
+      if not width or (name in ('bias', 'mask') and x.shape[axis] == 1):
+        return x
+      widths = [(0, width if a == axis % x.ndim else 0) for a in range(x.ndim)]
+      library = np if isinstance(x, np.ndarray) else jnp
+      if name.endswith('positions'):  # by the last one, so that a tile's interval stays narrow
+        return library.pad(x, widths, mode='edge')
+      return library.pad(x, widths, constant_values=-1 if name.endswith('index') else 0)
+
+    return one
+
+  padded = spec.padded or S > call.key.shape[-2]
+  return _along(_along(call, _QUERY_AXES, pad(T)), _KEY_AXES, pad(S)), spec._replace(padded=padded)
+
+
+def _layout(call: Call, spec: Spec, rows: int, columns: int) -> np.ndarray:
+  """The pairs (query tile, key tile) to visit, int32 [P, 2]: all whose positions the pattern may connect.
+
+  Positions known only at run time say nothing: then all pairs.
+  """
+  query, key = call.query_positions, call.key_positions
+  if spec.visible is None or not (isinstance(query, np.ndarray) and isinstance(key, np.ndarray)):
+    reached = np.ones((rows, columns), bool)
+  else:
+    ends = lambda x, n: (f(f(x.reshape(*x.shape[:-1], n, -1), -1).reshape(-1, n), 0)
+                         for f in (np.min, np.max))
+    (q_first, q_last), (k_first, k_last) = ends(query, rows), ends(key, columns)
+    reached = np.broadcast_to(
+        spec.visible.reaches(q_first[:, None], q_last[:, None], k_first, k_last), (rows, columns))
+  return np.argwhere(reached).astype(np.int32)
+
+
+def _tiled(spec: Spec, C: int, D: int):
+  """The function (inputs, rest, pairs) -> (output, lse) for tiles of C queries and D keys."""
+
+  def cut(inputs: _Inputs, rest: Call, i: Array, j: Array) -> Call:
+
+    def at(start, size):
+      return lambda name, x, axis: x if x.shape[axis] == 1 else lax.dynamic_slice_in_dim(
+          jnp.asarray(x), start * size, size, axis % x.ndim)
+
+    return _along(_along(rest._replace(**inputs._asdict()), _QUERY_AXES, at(i, C)), _KEY_AXES,
+                  at(j, D))
+
+  def compute(tile: Call) -> tuple[Call, Array]:
+    visible = calls.visibility(tile, spec)
+    tile = calls.forget_unseen(tile, visible)
+    return tile, calls.scores(tile, spec, visible)
+
+  def forward(inputs: _Inputs, rest: Call, pairs: Array) -> tuple[Array, Array]:
+    wide = axes.wide(inputs.query.dtype)
+    axis = inputs.query.ndim - 2
+
+    def step(state, pair):
+      i, j = pair
+      tile, logits = compute(cut(inputs, rest, i, j))
+      seen = softmax.visit(logits, tile.value, calls.dropped(tile, spec, wide))
+      old = State(*(lax.dynamic_slice_in_dim(x, i * C, C, axis) for x in state))
+      new = softmax.merge(old, seen)
+      return State(
+          *(lax.dynamic_update_slice_in_dim(x, y, i * C, axis) for x, y in zip(state, new))), None
+
+    start = softmax.empty(inputs.query.shape[:-1], inputs.value.shape[-1], wide)
+    state, _ = lax.scan(step, start, pairs)
+    lse = state.max + jnp.log(state.sum)
+    return softmax.finish(state), jnp.where(state.sum > 0, lse, jnp.asarray(softmax.HIDDEN, wide))
+
+  def backward(kept, cotangents):
+    inputs, rest, pairs, output, lse = kept
+    d_output, d_lse = cotangents
+    wide, axis = output.dtype, output.ndim - 2
+    shift = d_lse - jnp.sum(d_output * output, -1)
+    narrow = lambda x: x.astype(inputs.value.dtype)
+
+    def step(grads: _Inputs, pair):
+      i, j = pair
+      tile, logits = compute(cut(inputs, rest, i, j))
+      do, ls, sh = (lax.dynamic_slice_in_dim(x, i * C, C, axis) for x in (d_output, lse, shift))
+      p = jnp.exp(logits - softmax.finite(ls)[..., None])
+      dp = jnp.einsum('...kgth,...ksh->...kgts',
+                      narrow(do),
+                      tile.value,
+                      preferred_element_type=wide)
+      factor = calls.dropped(tile, spec, wide)
+      dropped = p if factor is None else p * factor
+      dp = dp if factor is None else dp * factor
+      dl = p * (dp + sh[..., None])
+      dv = jnp.einsum('...kgts,...kgth->...ksh',
+                      narrow(dropped),
+                      narrow(do),
+                      preferred_element_type=wide)
+      ds = narrow(dl * jnp.asarray(spec.scale, wide))
+      dq = jnp.einsum('...kgts,...ksh->...kgth', ds, tile.key, preferred_element_type=wide)
+      dk = jnp.einsum('...kgts,...kgth->...ksh', ds, tile.query, preferred_element_type=wide)
+      return _Inputs(_add(grads.query, dq, {axis: i * C}), _add(grads.key, dk, {axis - 1: j * D}),
+                     _add(grads.value, dv, {axis - 1: j * D}),
+                     _add_bias(grads.bias, dl, tile, i * C, j * D)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, axes.wide(x.dtype)), inputs)
+    grads, _ = lax.scan(step, zeros, pairs)
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, inputs), None, None
+
+  tiled = jax.custom_vjp(forward)
+  tiled.defvjp(lambda *args: ((out := forward(*args)), (*args, *out)), backward)
+  return tiled
+
+
+def _add(total: Array, part: Array, starts: dict[int, Array]) -> Array:
+  """total with part added at the given start of each named axis; an axis of 1 in total starts at 0."""
+  start = [
+      jnp.asarray(starts.get(a, 0) if total.shape[a] > 1 else 0, jnp.int32)
+      for a in range(total.ndim)
+  ]
+  old = lax.dynamic_slice(total, start, part.shape)
+  return lax.dynamic_update_slice(total, old + part.astype(total.dtype), start)
+
+
+def _add_bias(total: Any, d_logits: Array, tile: Call, row: Array, column: Array) -> Any:
+  """Adds a tile's gradient of the logits to that of an array bias or of a position bias's parameters."""
+  if total is None:
+    return None
+  if not checks.is_array(tile.bias):
+    bias, pull = jax.vjp(lambda b: calls.position_bias(b, tile), tile.bias)
+    (part,) = pull(_sum_to(d_logits, bias.shape).astype(bias.dtype))
+    return jax.tree.map(lambda t, p: t + p.astype(t.dtype), total, part)
+  return _add(total, _sum_to(d_logits, tile.bias.shape), {
+      total.ndim - 2: row,
+      total.ndim - 1: column
+  })
+
+
+def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+  """x summed over the axes that are 1 in shape."""
+  return jnp.sum(x, [a for a, n in enumerate(shape) if n == 1], keepdims=True)
+
+
+def band_block(width: int) -> int:
+  """A block size for a band of `width` keys: as wide as the band, so that few of a tile's pairs lie outside it."""
+  return min(DEFAULT_BLOCK, max(64, width))

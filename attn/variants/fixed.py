@@ -1,0 +1,99 @@
+"""The fixed pattern of the Sparse Transformer."""
+
+from typing import Any
+
+import numpy as np
+
+from attn import call as calls
+from attn import masks, softmax, tiles
+from attn.axes import Array, ArrayLike
+from attn.call import Call, Spec
+from attn.positions import PositionBias
+from attn.softmax import State
+
+
+def fixed_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | PositionBias | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    stride: int,
+    summary: int = 1,
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    segment_ids: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    block_size: int | None = None,
+) -> Array:
+  """Softmax attention in which each query sees its own block and the last keys of every other.
+
+  Query t attends to the keys s of its own block, s // stride == t // stride, and to those with
+  s % stride >= stride - summary, when causal only to s <= t of either. Equal to `vanilla_attention` under
+  `masks.fixed(stride, summary)`. With the default positions in O(T * (stride + summary * T / stride)) time and
+  O(T * stride) memory; explicit positions cost O(T * S) time in O(T + S) memory.
+
+  Args:
+    query: [..., T, N, H].
+    key: [..., S, K, H], with N a multiple of K.
+    value: [..., S, K, Hv].
+    stride: the size of a block, at least 1.
+    summary: how many keys at the end of a block the others see, 1 ... stride.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate, dropout_rng: as in
+      `vanilla_attention`.
+    block_size: at most so many queries and keys in a tile; only cost depends on it.
+
+  Returns:
+    [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
+
+  Raises:
+    TypeError, ValueError: as in `vanilla_attention`, or stride or summary is out of range.
+
+  Source: Child et al. 2019, section 4.3, https://arxiv.org/abs/1904.10509.
+  """
+  dims, call, spec = calls.prepare(query,
+                                   key,
+                                   value,
+                                   bias,
+                                   mask,
+                                   is_causal=is_causal,
+                                   scale=scale,
+                                   query_positions=query_positions,
+                                   key_positions=key_positions,
+                                   segment_ids=segment_ids,
+                                   dropout_rate=dropout_rate,
+                                   dropout_rng=dropout_rng,
+                                   pattern=masks.fixed(stride, summary))
+  if query_positions is None and key_positions is None and dims.T:
+    own = own_block(call, spec, int(stride), is_causal, block_size)
+    state = softmax.merge(own,
+                          _summaries(call, spec, int(stride), int(summary), is_causal, block_size))
+  else:
+    state = tiles.attend(call, spec, block_size)
+  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+
+def own_block(call: Call, spec: Spec, size: int, is_causal: bool, block_size: int | None) -> State:
+  """Attention of every query within its own block of `size` positions, all blocks side by side."""
+  length = call.query.shape[-2]
+  blocks = calls.groups(length, min(size, length))
+  spec = spec._replace(visible=masks.causal() if is_causal else None,
+                       padded=bool(np.any(blocks < 0)))
+  return calls.put_back(tiles.attend(calls.take(call, blocks, blocks), spec, block_size), blocks,
+                        length)
+
+
+def _summaries(call: Call, spec: Spec, stride: int, summary: int, is_causal: bool,
+               block_size: int | None) -> State:
+  """The last `summary` keys of every other block, earlier ones when causal."""
+  length = call.query.shape[-2]
+  positions = np.arange(length, dtype=np.int32)
+  keys = positions[positions % stride >= stride - summary]
+  visible = masks.other_block(stride) & masks.causal() if is_causal else masks.other_block(stride)
+  part = calls.take(call, positions[None], keys[None])
+  return calls.put_back(tiles.attend(part, spec._replace(visible=visible), block_size),
+                        positions[None], length)

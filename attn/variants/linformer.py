@@ -1,0 +1,184 @@
+"""Softmax attention over projected keys."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn import axes
+from attn import call as calls
+from attn import checks, masks, softmax, tiles
+from attn.axes import Array, ArrayLike, Dims
+from attn.call import Call
+from attn.positions import PositionBias
+from attn.variants import fixed
+
+
+def linformer_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | PositionBias | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    key_projection: ArrayLike,
+    value_projection: ArrayLike,
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    segment_ids: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+) -> Array:
+  """Softmax attention over R slots, each a learned combination of all keys, or of a segment's when causal.
+
+    k'[r] = sum_s key_projection[s, r] k[s]      v'[r] = sum_s value_projection[s, r] v[s]
+    output[t] = sum_r softmax_r(scale * q[t] . k'[r]) v'[r]
+
+  Causal, the keys fall into segments of c positions, each projected to r slots of its own by one [c, r] projection. A
+  query sees the slots of completed segments and, exactly, the keys of its own segment up to itself. (A triangular
+  mask over the R slots would not do: every slot holds every key.) A slot whose keys are all masked is not seen.
+
+  O(T * R) time and memory; causal O(T * (c + r * S / c)) time and O(T * c) memory.
+
+  Args:
+    query: [..., T, N, H].
+    key: [..., S, K, H], with N a multiple of K.
+    value: [..., S, K, Hv].
+    bias: not defined, since no score belongs to a single key.
+    mask: boolean, [..., N, 1, S] or with axes of 1: keys that are False are zeroed before projecting.
+    key_projection: [S_max, R] shared by the heads, or [N, S_max, R]; shorter keys use its first S rows. Causal:
+      [c, r] or [N, c, r].
+    value_projection: as key_projection, with the same S_max and R.
+    is_causal: whether to use the segment form.
+    scale: multiplies the logits; H**-0.5 if None.
+    query_positions: integers [T] or [..., T], used when causal; keys stand at arange(S).
+    key_positions, segment_ids: not defined, since a projection's row belongs to a place among the keys.
+    dropout_rate, dropout_rng: as in `vanilla_attention`, on the weights of slots and keys.
+
+  Returns:
+    [..., T, N, Hv] in query's dtype; zeros where every key is masked.
+
+  Raises:
+    TypeError, ValueError: as in `vanilla_attention`, or the projections do not fit, or S > S_max.
+    NotImplementedError: bias, segment_ids, key_positions or a mask per query is asked for.
+
+  Source: Wang et al. 2020, Linformer, https://arxiv.org/abs/2006.04768; causal: Zhu et al. 2021, Long-Short
+  Transformer, section 3.2, https://arxiv.org/abs/2107.02192.
+  """
+  checks.refuse('linformer',
+                'a slot mixes many keys, so nothing can be said of one of them',
+                bias=bias,
+                segment_ids=segment_ids)
+  checks.refuse('linformer',
+                'a row of the projection belongs to a place among the keys',
+                key_positions=key_positions)
+  dims, call, spec = calls.prepare(query,
+                                   key,
+                                   value,
+                                   None,
+                                   mask,
+                                   is_causal=is_causal,
+                                   scale=scale,
+                                   query_positions=query_positions,
+                                   key_positions=None,
+                                   segment_ids=None,
+                                   dropout_rate=dropout_rate,
+                                   dropout_rng=dropout_rng)
+  key_projection, value_projection = _check_projections(key_projection, value_projection, dims,
+                                                        is_causal)
+  size = key_projection.shape[-2]
+  whole, own = call, spec._replace(visible=masks.causal() & masks.same_block(size))
+  call, keys_seen = calls.key_mask(call, 'linformer')
+  if keys_seen is not None:
+    hold = lambda x: jnp.where(keys_seen[..., None], x, jnp.zeros_like(x))
+    call = call._replace(key=hold(call.key), value=hold(call.value))
+  slots = _slots(call, key_projection, value_projection, keys_seen if is_causal else None)
+  visible = masks.causal() & masks.other_block(size) if is_causal else None
+  state = tiles.attend(slots, spec._replace(visible=visible))
+  shape = (*dims.leading, dims.K, dims.G, dims.T)
+  state = softmax.State(state.max.reshape(shape), state.sum.reshape(shape),
+                        state.weighted.reshape(*shape, dims.Hv))
+  if is_causal and query_positions is None and dims.T:
+    state = softmax.merge(state, fixed.own_block(whole, own, size, True, None))
+  elif is_causal:
+    state = softmax.merge(state, tiles.attend(whole, own))
+  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+
+def _check_projections(key_projection: ArrayLike, value_projection: ArrayLike, dims: Dims,
+                       is_causal: bool) -> tuple[Array, Array]:
+  """Returns the projections, cut to S rows unless causal."""
+  given = (('key_projection', key_projection), ('value_projection', value_projection))
+  for name, x in given:
+    if not checks.is_array(x) or not jnp.issubdtype(x.dtype, jnp.floating):
+      raise ValueError(f'{name} must be a floating-point array [S_max, R] or [N, S_max, R]; '
+                       f'got {x.dtype if checks.is_array(x) else type(x).__name__}')
+    if x.ndim not in (2, 3) or (x.ndim == 3 and x.shape[0] != dims.N) or 0 in x.shape:
+      raise ValueError(
+          f'{name} must be [S_max, R] or [N, S_max, R] with N = {dims.N}; got {x.shape}')
+    if not is_causal and x.shape[-2] < dims.S:
+      raise ValueError(
+          f'{name} has S_max = {x.shape[-2]} rows ({x.shape}) but there are S = {dims.S} keys; '
+          'make a longer projection')
+  if key_projection.shape[-2:] != value_projection.shape[-2:]:
+    raise ValueError('key_projection and value_projection must agree in S_max and R; '
+                     f'got {key_projection.shape} and {value_projection.shape}')
+  if is_causal:
+    return jnp.asarray(key_projection), jnp.asarray(value_projection)
+  return jnp.asarray(key_projection)[..., :dims.S, :], jnp.asarray(value_projection)[
+      ..., :dims.S, :]
+
+
+def _slots(call: Call, key_projection: Array, value_projection: Array,
+           keys_seen: Array | None) -> Call:
+  """The call whose keys are the slots of each complete block of keys; its positions are the blocks' first."""
+  size, rank = key_projection.shape[-2:]
+  K, G, T, H = call.query.shape[-4:]
+  S = call.key.shape[-2]
+  number = S // size if size else 1
+  if 3 in (key_projection.ndim, value_projection.ndim):
+    K, G = K * G, 1
+
+  def project(x, projection):
+    blocks = x[..., :number * size, :].reshape(*x.shape[:-2], number, size, x.shape[-1])
+    projection = projection.astype(x.dtype)
+    wide = axes.wide(x.dtype)
+    if projection.ndim == 2:
+      slots = jnp.einsum('...kbsh,sr->...kbrh', blocks, projection, preferred_element_type=wide)
+      slots = jnp.repeat(slots, K // x.shape[-3], -4)
+    else:
+      projection = projection.reshape(x.shape[-3], -1, size, rank)
+      slots = jnp.einsum('...kbsh,kgsr->...kgbrh', blocks, projection, preferred_element_type=wide)
+    return slots.reshape(*x.shape[:-3], K, number * rank, x.shape[-1]).astype(x.dtype)
+
+  mask = None
+  if keys_seen is not None:
+    seen = keys_seen[..., :number * size].reshape(*keys_seen.shape[:-1], number, size).any(-1)
+    mask = jnp.repeat(seen, rank, -1)[..., None, None, :]  # [..., K, G, T, number * rank]
+    mask = jnp.repeat(mask, K // mask.shape[-4], -4) if mask.shape[-4] > 1 else mask
+  lead = call.query_positions.ndim - 1
+  place = np.arange(number * rank, dtype=np.int32).reshape((1,) * lead + (-1,))
+  # The slots follow the keys in the count of dropout, so that none shares its draw with a key.
+  draw = call.draw and call.draw._replace(
+      heads=call.draw.heads.reshape(*call.draw.heads.shape[:-2], K, G))
+  return call._replace(query=call.query.reshape(*call.query.shape[:-4], K, G, T, H),
+                       key=project(call.key, key_projection),
+                       value=project(call.value, value_projection),
+                       mask=mask,
+                       key_positions=place // rank * size,
+                       key_index=S + place,
+                       draw=draw)
+
+
+def init(rng: Array, dims: Dims, *, rank: int) -> dict[str, Array]:
+  """Projections [dims.S, rank] with entries of variance 1 / rank, as in the paper's theorem 2.
+
+  For the causal form give the segment's length as dims.S.
+  """
+  rngs = jax.random.split(rng)
+  draw = lambda rng: jax.random.normal(rng, (dims.S, checks.check_int('rank', rank, 1)), jnp.float32
+                                      ) * rank**-0.5
+  return {'key_projection': draw(rngs[0]), 'value_projection': draw(rngs[1])}

@@ -1,0 +1,67 @@
+"""Softmax attention in a sliding window."""
+
+from typing import Any
+
+from attn import call as calls
+from attn import masks, softmax, tiles
+from attn.axes import Array, ArrayLike
+from attn.checks import check_window
+from attn.positions import PositionBias
+
+
+def local_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | PositionBias | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    window: int | tuple[int, int],
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    segment_ids: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    block_size: int | None = None,
+) -> Array:
+  """Softmax attention in which each query sees a band of neighbouring keys.
+
+  Query t attends to the keys s with t - left <= s <= t + right, where (left, right) = window. Equal to
+  `vanilla_attention` under `masks.window(left, right)`, in O(T * (left + right)) time and O(T + S) memory. Positions
+  that are given as traced arrays leave the memory as it is and cost O(T * S) time, since nothing can be skipped.
+
+  Args:
+    query: [..., T, N, H].
+    key: [..., S, K, H], with N a multiple of K.
+    value: [..., S, K, Hv].
+    window: keys to the left and right of the query, its own not counted; an int w is (w, w), or (w, 0) when causal.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate, dropout_rng: as in
+      `vanilla_attention`.
+    block_size: at most so many queries and keys in a tile; only cost depends on it.
+
+  Returns:
+    [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
+
+  Raises:
+    TypeError, ValueError: as in `vanilla_attention`, or window is negative or looks ahead although is_causal.
+
+  Source: Beltagy et al. 2020, Longformer, section 3.1, https://arxiv.org/abs/2004.05150.
+  """
+  left, right = check_window(window, is_causal)
+  dims, call, spec = calls.prepare(query,
+                                   key,
+                                   value,
+                                   bias,
+                                   mask,
+                                   is_causal=is_causal,
+                                   scale=scale,
+                                   query_positions=query_positions,
+                                   key_positions=key_positions,
+                                   segment_ids=segment_ids,
+                                   dropout_rate=dropout_rate,
+                                   dropout_rng=dropout_rng,
+                                   pattern=masks.window(left, right))
+  state = tiles.attend(call, spec, block_size or tiles.band_block(left + right))
+  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)

@@ -1,0 +1,297 @@
+"""Kernel attention with random features (FAVOR+)."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from attn import axes
+from attn import call as calls
+from attn import checks, softmax
+from attn.axes import Array, ArrayLike, Dims
+from attn.call import Call
+from attn.positions import PositionBias
+from attn.softmax import State, finite
+
+KERNELS = ('softmax', 'relu')
+
+
+def performer_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | PositionBias | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    features: ArrayLike,
+    kernel: str = 'softmax',
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    segment_ids: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    block_size: int | None = None,
+) -> Array:
+  """Attention whose weights are products of positive features, so that keys can be summed before queries come.
+
+    output[t] = sum_s (phi(q[t]) . phi(k[s])) v[s] / sum_s phi(q[t]) . phi(k[s])
+    kernel 'softmax': phi(x)[m] = exp(w[m] . x' - |x'|^2 / 2)      kernel 'relu': phi(x)[m] = max(w[m] . x', 0)
+
+  with x' = sqrt(scale) x and w = features; E[phi(q) . phi(k)] = exp(scale * q . k) for the first. Features are kept
+  as logarithms and every sum is taken relative to its own running maximum, so nothing is added to the normaliser, and
+  a large later key changes no earlier row. O(T * M) time and memory. With is_causal the keys are summed block by
+  block; with explicit positions or segments queries and keys are first sorted into one sequence.
+
+  Args:
+    query: [..., T, N, H].
+    key: [..., S, K, H], with N a multiple of K.
+    value: [..., S, K, Hv].
+    bias: not defined, since no score is ever formed.
+    mask: boolean, [..., N, 1, S] or with axes of 1: masked keys leave both sums.
+    features: [M, H], such as `orthogonal_features` draws.
+    kernel: 'softmax' or 'relu'.
+    is_causal, scale, query_positions, key_positions, segment_ids: as in `vanilla_attention`.
+    dropout_rate, dropout_rng: not defined, since no weight is ever formed.
+    block_size: keys summed at a time when order matters; only cost depends on it.
+
+  Returns:
+    [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing, or whose kernel with all it sees is zero.
+
+  Raises:
+    TypeError, ValueError: as in `vanilla_attention`, or features or kernel do not fit.
+    NotImplementedError: bias, dropout or a mask per query is asked for.
+
+  Source: Choromanski et al. 2020, Rethinking Attention with Performers, sections 2.2 to 2.4,
+  https://arxiv.org/abs/2009.14794.
+  """
+  checks.refuse('performer', 'its scores are never formed', bias=bias, dropout_rate=dropout_rate)
+  dims, call, spec = calls.prepare(query,
+                                   key,
+                                   value,
+                                   None,
+                                   mask,
+                                   is_causal=is_causal,
+                                   scale=scale,
+                                   query_positions=query_positions,
+                                   key_positions=key_positions,
+                                   segment_ids=segment_ids,
+                                   dropout_rate=0.,
+                                   dropout_rng=None)
+  block = 128 if block_size is None else checks.check_int('block_size', block_size, 1)
+  features = _check_features(features, kernel, dims)
+  call, seen = calls.key_mask(call, 'performer')
+  log_query, log_key, weighted = _log_features(call, features, kernel, spec.scale, seen)
+  placed = is_causal and not (query_positions is None and key_positions is None)
+  if not dims.S or not dims.T:
+    state = softmax.empty(call.query.shape[:-1], dims.Hv, log_query.dtype)
+  elif segment_ids is not None or placed:
+    state = _in_one_sequence(call, log_query, log_key, weighted, is_causal, block)
+  elif is_causal:
+    state = _causal(log_query, log_key, weighted, None, block)
+  else:
+    state = _read(_sum(log_key, weighted), log_query)
+  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+
+def _check_features(features: ArrayLike, kernel: str, dims: Dims) -> Array:
+  if kernel not in KERNELS:
+    raise ValueError(f'kernel must be one of {KERNELS}; got {kernel!r}')
+  if not checks.is_array(features) or not jnp.issubdtype(features.dtype, jnp.floating):
+    raise ValueError(
+        'features must be a floating-point array [M, H]; '
+        f'got {features.dtype if checks.is_array(features) else type(features).__name__}')
+  if features.ndim != 2 or features.shape[1] != dims.H or not features.shape[0]:
+    raise ValueError(
+        f'features must be [M, H] with the head dim H = {dims.H} of query; got {features.shape}')
+  return jnp.asarray(features)
+
+
+def _log_features(call: Call, features: Array, kernel: str, scale: float,
+                  seen: Array | None) -> tuple[Array, Array, Array]:
+  """log phi of queries [..., K, G, T, M] and keys [..., K, S, M], HIDDEN where masked, and value, 0 there."""
+  wide = axes.wide(call.query.dtype)
+  features = features.astype(wide)
+
+  def log_features(x, root):
+    x = x.astype(wide) * jnp.asarray(root, wide)
+    product = jnp.einsum('...h,mh->...m', x, features)
+    if kernel == 'softmax':
+      return product - jnp.sum(x * x, -1, keepdims=True) / 2
+    return _log(product)
+
+  root = abs(scale)**0.5
+  key, value = call.key, call.value
+  if seen is not None:
+    key, value = (jnp.where(seen[..., None], x, jnp.zeros_like(x)) for x in (key, value))
+  log_key = log_features(key, np.copysign(root, scale))
+  return log_features(call.query,
+                      root), softmax.hide(log_key, None if seen is None else seen[..., None]), value
+
+
+def _log(x: Array) -> Array:
+  """log x, HIDDEN and without gradient where x is not positive."""
+  return jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, jnp.ones_like(x))),
+                   jnp.asarray(softmax.HIDDEN, x.dtype))
+
+
+class _Sums(NamedTuple):
+  """What has been seen of the keys, feature by feature, relative to the largest log feature so far."""
+  max: Array  # [..., K, M]
+  features: Array  # [..., K, M]
+  weighted: Array  # [..., K, M, Hv]
+  segment: Array | None = None  # [..., 1], whose keys these are
+
+
+def _sum(log_key: Array, value: Array) -> _Sums:
+  """Sums over the keys of a block."""
+  top = lax.stop_gradient(jnp.max(log_key, -2))
+  phi = jnp.exp(log_key - finite(top)[..., None, :])
+  weighted = jnp.einsum('...ksm,...ksh->...kmh', phi, value.astype(phi.dtype))
+  return _Sums(top, jnp.sum(phi, -2), weighted)
+
+
+def _read(sums: _Sums, log_query: Array) -> State:
+  """The state [..., K, G, T] of queries that have seen the summed keys."""
+  logits = log_query + sums.max[..., None, None, :]
+  top = lax.stop_gradient(jnp.max(logits, -1))
+  phi = jnp.exp(logits - finite(top)[..., None])
+  return State(top, jnp.einsum('...kgtm,...km->...kgt', phi, sums.features),
+               jnp.einsum('...kgtm,...kmh->...kgth', phi, sums.weighted))
+
+
+def _merge(a: _Sums, b: _Sums) -> _Sums:
+  """The sums over both sets of keys."""
+  top = jnp.maximum(a.max, b.max)
+  scale_a, scale_b = jnp.exp(a.max - finite(top)), jnp.exp(b.max - finite(top))
+  return _Sums(top, a.features * scale_a + b.features * scale_b,
+               a.weighted * scale_a[..., None] + b.weighted * scale_b[..., None])
+
+
+def _within(log_query: Array, log_key: Array, value: Array, same: Array | None) -> State:
+  """The state of each query after the keys of its own block up to its place: scores of single pairs.
+
+  Scores are relative to the largest feature of either side alone, so no key has a part in another's rounding; that
+  of a query with the key at its own place is summed in full, so that it cannot underflow.
+  """
+  top_query, top_key = finite(jnp.max(log_query, -1)), finite(jnp.max(log_key, -1))
+  product = jnp.einsum('...kgtm,...ksm->...kgts', jnp.exp(log_query - top_query[..., None]),
+                       jnp.exp(log_key - top_key[..., None]))
+  logits = _log(product) + top_query[..., None] + top_key[..., None, None, :]
+  pair = log_query + log_key[..., None, :, :]
+  top = finite(jnp.max(pair, -1))
+  exact = _log(jnp.sum(jnp.exp(pair - top[..., None]), -1)) + top
+  C = log_query.shape[-2]
+  place = np.arange(C)
+  here = (place[:, None] == place).reshape((1,) * (logits.ndim - 2) + (C, C))
+  visible = (place[:, None] >= place).reshape(here.shape)
+  logits = jnp.where(here, exact[..., None], logits)
+  return softmax.visit(softmax.hide(logits, visible if same is None else same & visible),
+                       value.astype(logits.dtype))
+
+
+def _causal(log_query: Array, log_key: Array, value: Array, segments: Array | None,
+            block: int) -> State:
+  """The state [..., K, G, T] of queries and keys in one order, each query after the keys up to its place.
+
+  segments [..., T], if any, come in runs, and a run sees itself alone.
+  """
+  length, lead = log_query.shape[-2], log_query.ndim - 4
+  number = -(-length // block)
+  size = -(-length // number)
+
+  def cut(x, axis, fill):
+    widths = [(0, number * size - length if a == axis else 0) for a in range(x.ndim)]
+    x = jnp.pad(x, widths, mode='edge') if fill is None else jnp.pad(
+        x, widths, constant_values=fill)
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], number, size, *x.shape[axis + 1:]), axis, 0)
+
+  blocks = (cut(log_query, lead + 2, 0), cut(log_key, lead + 1, softmax.HIDDEN),
+            cut(value, lead + 1, 0), None if segments is None else cut(segments, lead, None))
+
+  @jax.checkpoint
+  def step(sums, block):
+    lq, lk, v, ids = block
+    if ids is None:
+      state = softmax.merge(_read(sums, lq), _within(lq, lk, v, None))
+      return _merge(sums, _sum(lk, v)), state
+    same = (ids[..., :, None] == ids[..., None, :])[..., None, None, :, :]
+    carried = softmax.hide(lq, (ids == sums.segment)[..., None, None, :, None])
+    state = softmax.merge(_read(sums, carried), _within(lq, lk, v, same))
+    last = ids[..., -1:]
+    old = sums._replace(max=softmax.hide(sums.max, (sums.segment == last)[..., None]))
+    new = _sum(softmax.hide(lk, (ids == last)[..., None, :, None]), v)
+    return _merge(old, new)._replace(segment=last), state
+
+  K, M = log_key.shape[-3], log_key.shape[-1]
+  shape = (*log_key.shape[:lead], K, M)
+  sums = _Sums(*softmax.empty(shape, value.shape[-1], log_key.dtype),
+               segment=None if segments is None else segments[..., :1])
+  _, state = lax.scan(step, sums, blocks)
+
+  def join(x):  # [number, ..., K, G, size, ...] to [..., K, G, T, ...]
+    x = jnp.moveaxis(x, 0, lead + 2)
+    return x.reshape(*x.shape[:lead + 2], number * size,
+                     *x.shape[lead + 4:])[(slice(None),) * (lead + 2) + (slice(0, length),)]
+
+  return State(*(join(x) for x in state))
+
+
+def _in_one_sequence(call: Call, log_query: Array, log_key: Array, value: Array, is_causal: bool,
+                     block: int) -> State:
+  """Queries and keys sorted by segment, then position, keys first: what a query may see comes before it."""
+  T, S = log_query.shape[-2], log_key.shape[-2]
+  leading = log_query.shape[:-4]
+  wide = lambda x, n: jnp.broadcast_to(
+      jnp.zeros((1,) * len(leading) + (n,), jnp.int32)
+      if x is None else jnp.asarray(x, jnp.int32), (*leading, n))
+  both = lambda key, query: jnp.concatenate([wide(key, S), wide(query, T)], -1)
+  segments = both(call.key_segments, call.query_segments)
+  positions = both(call.key_positions,
+                   call.query_positions) if is_causal else jnp.zeros_like(segments)
+  order = jnp.lexsort((positions, segments),
+                      -1)  # stable: a key stays before a query of its position
+  place = jnp.argsort(order, -1)[..., S:]
+  fill = lambda x, n, value, first: jnp.concatenate(
+      [jnp.full((*x.shape[:-2], n, x.shape[-1]), value, x.dtype), x][::1 if first else -1], -2)
+  sort = lambda x, heads: jnp.take_along_axis(x, order.reshape(*leading, *(1,) * heads, -1, 1), -2)
+  state = _causal(sort(fill(log_query, S, 0, True), 2),
+                  sort(fill(log_key, T, softmax.HIDDEN, False),
+                       1), sort(fill(value, T, 0, False), 1),
+                  jnp.take_along_axis(segments, order, -1), block)
+  place = place.reshape(*leading, 1, 1, T)
+  return State(jnp.take_along_axis(state.max, place, -1), jnp.take_along_axis(state.sum, place, -1),
+               jnp.take_along_axis(state.weighted, place[..., None], -2))
+
+
+def orthogonal_features(rng: Array, num_features: int, head_dim: int) -> Array:
+  """Draws projection rows: blocks of head_dim orthogonal directions, with the norms of Gaussian rows.
+
+  Args:
+    rng: a key.
+    num_features: M, the number of rows; the last block is cut short where head_dim does not divide it.
+    head_dim: H.
+
+  Returns:
+    float32 [M, H]; every row is distributed as a standard Gaussian vector.
+
+  Source: Choromanski et al. 2020, section 2.4, https://arxiv.org/abs/2009.14794.
+  """
+  M, H = checks.check_int('num_features', num_features,
+                          1), checks.check_int('head_dim', head_dim, 1)
+  for_directions, for_norms = jax.random.split(rng)
+  gaussian = jax.random.normal(for_directions, (-(-M // H), H, H), jnp.float32)
+  q, r = jnp.linalg.qr(gaussian)
+  # The signs of r's diagonal make q uniform among orthogonal matrices (Mezzadri 2007).
+  directions = (q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]).swapaxes(
+      -1, -2).reshape(-1, H)[:M]
+  norms = jnp.linalg.norm(jax.random.normal(for_norms, (M, H), jnp.float32), axis=-1, keepdims=True)
+  return directions * norms
+
+
+def init(rng: Array, dims: Dims, *, num_features: int) -> dict[str, Array]:
+  """The features [num_features, dims.H] of a layer."""
+  return {'features': orthogonal_features(rng, num_features, dims.H)}

@@ -1,0 +1,88 @@
+"""The strided pattern of the Sparse Transformer."""
+
+from typing import Any
+
+import numpy as np
+
+from attn import call as calls
+from attn import masks, softmax, tiles
+from attn.axes import Array, ArrayLike
+from attn.call import Call, Spec
+from attn.positions import PositionBias
+from attn.softmax import State
+
+
+def strided_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | PositionBias | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    stride: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    segment_ids: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    block_size: int | None = None,
+) -> Array:
+  """Softmax attention in which each query sees the last `stride` keys and, before those, every stride-th.
+
+  Query t attends to the keys s with |t - s| < stride or (t - s) % stride == 0, when causal also s <= t: the union of
+  both patterns in each head. Equal to `vanilla_attention` under `masks.strided(stride)`. With the default positions
+  the window and the columns, keys in the order of their residue, are two visits of disjoint sets, in
+  O(T * (stride + T / stride)) time and memory; explicit positions cost O(T * S) time in O(T + S) memory.
+
+  Args:
+    query: [..., T, N, H].
+    key: [..., S, K, H], with N a multiple of K.
+    value: [..., S, K, Hv].
+    stride: at least 1; about sqrt(T) costs least.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate, dropout_rng: as in
+      `vanilla_attention`.
+    block_size: at most so many queries and keys in a tile; only cost depends on it.
+
+  Returns:
+    [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
+
+  Raises:
+    TypeError, ValueError: as in `vanilla_attention`, or stride is not positive.
+
+  Source: Child et al. 2019, section 4.3, https://arxiv.org/abs/1904.10509.
+  """
+  dims, call, spec = calls.prepare(query,
+                                   key,
+                                   value,
+                                   bias,
+                                   mask,
+                                   is_causal=is_causal,
+                                   scale=scale,
+                                   query_positions=query_positions,
+                                   key_positions=key_positions,
+                                   segment_ids=segment_ids,
+                                   dropout_rate=dropout_rate,
+                                   dropout_rng=dropout_rng,
+                                   pattern=masks.strided(stride))
+  if query_positions is None and key_positions is None and dims.T:
+    state = _window_and_columns(call, spec, int(stride), is_causal, block_size)
+  else:
+    state = tiles.attend(call, spec, block_size)
+  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+
+def _window_and_columns(call: Call, spec: Spec, stride: int, is_causal: bool,
+                        block_size: int | None) -> State:
+  """The keys nearer than stride, merged with those of the query's residue that are not."""
+  causal = (lambda p: masks.causal() & p) if is_causal else (lambda p: p)
+  window = spec._replace(visible=causal(masks.window(stride - 1, stride - 1)))
+  near = tiles.attend(call, window, block_size or tiles.band_block(stride))
+  length = call.query.shape[-2]
+  if stride >= length:
+    return near
+  residues = calls.groups(length, stride).T  # [stride, ceil(T / stride)]
+  columns = spec._replace(visible=causal(masks.apart(stride)), padded=bool(np.any(residues < 0)))
+  far = tiles.attend(calls.take(call, residues, residues), columns, block_size)
+  return softmax.merge(near, calls.put_back(far, residues, length))
