@@ -1,8 +1,9 @@
 """Attention for JAX as pure functions: every variant under one contract.
 
-    attn.local_attention(query, key, value, window=128, is_causal=True)      # [..., T, N, H] as in jax.nn
+    attn.local_attention(query, key, value, window=128, is_causal=True)  # [..., T, N, H]
 
-All functions take arrays first and options by name, work under jit, vmap and grad, and hold no state.
+All functions take arrays first and options by name, work under jit, vmap and grad, and hold no
+state.
 """
 
 from attn import interop, masks, positions, softmax

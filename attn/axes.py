@@ -2,8 +2,8 @@
 
     B  batch (any leading axes)     T  query length        S  key length
     N  query heads                  K  key/value heads     G  query heads that share one, N = K * G
-    H  head dim                     Hv value head dim      M  random features      R  projected slots
-    C  block size
+    H  head dim                     Hv value head dim      M  random features
+    R  projected slots              C  block size
 
 Arrays arrive as [..., T, N, H] and are worked on with heads first, [..., K, G, T, H], so that every
 product is one batched matrix product and no key is copied for the query heads that share it.
@@ -20,7 +20,7 @@ ArrayLike = jax.Array | np.ndarray
 
 
 class Dims(NamedTuple):
-  """Sizes of a call: query [*leading, T, N, H], key [*leading, S, K, H], value [*leading, S, K, Hv]."""
+  """Sizes of a call: query [*leading, T, N, H], key [..., S, K, H], value [..., S, K, Hv]."""
 
   leading: tuple[int, ...]
   T: int

@@ -1,7 +1,8 @@
 """One attention call, checked and laid out for work: what every softmax variant shares.
 
-`prepare` turns a public call into a `Call` of arrays, heads first, and a `Spec` of static values. Any part of the
-call can then be cut out (`tile`) or gathered (`take`), and `scores` gives logits and visibility of what is there.
+`prepare` turns a public call into a `Call` of arrays, heads first, and a `Spec` of static values.
+Groups of queries and keys can then be gathered (`take`), and `visibility` and `scores` are those of
+whatever is there, the whole or a tile.
 """
 
 import functools
@@ -86,12 +87,14 @@ def prepare(query: ArrayLike,
     visible = causal() if pattern is None else causal() & pattern
   q, k, v = heads_first(query, key, value, dims)
   ones = (1,) * len(dims.leading)
+  draw = None
+  if rate and dropout_rng is not None:
+    draw = dropout.draw(dropout_rng, (*dims.leading, dims.K, dims.G))
   index = lambda n: np.arange(n, dtype=np.int32).reshape(*ones, n)
   call = Call(q, k, v,
               bias if bias is None or not checks.is_array(bias) else split_heads(bias, dims),
               None if mask is None else split_heads(mask, dims), *positions, *segments,
-              index(dims.T), index(dims.S),
-              dropout.draw(dropout_rng, (*dims.leading, dims.K, dims.G)) if rate else None)
+              index(dims.T), index(dims.S), draw)
   return dims, call, Spec(visible, scale, rate)
 
 
@@ -104,9 +107,8 @@ def check_positions(query_positions: ArrayLike | None, key_positions: ArrayLike 
   """
   if needed and query_positions is None and dims.T != dims.S:
     raise ValueError(
-        f'query_positions must say where the queries stand among the keys when T = {dims.T} differs from '
-        f'S = {dims.S}; for queries that are the last keys pass np.arange({dims.S - dims.T}, {dims.S})'
-    )
+        f'query_positions must say where the queries stand among the keys when T = {dims.T} '
+        f'differs from S = {dims.S}; for the last keys, np.arange({dims.S - dims.T}, {dims.S})')
   given = (('query_positions', query_positions, dims.T), ('key_positions', key_positions, dims.S))
   query, key = (np.arange(n, dtype=np.int32).reshape((1,) * len(dims.leading) + (n,))
                 if x is None else checks.check_per_token(name, x, n, dims) for name, x, n in given)
@@ -120,13 +122,11 @@ def check_segments(segment_ids: Any, dims: Dims) -> tuple[ArrayLike | None, Arra
   if isinstance(segment_ids, (tuple, list)):
     if len(segment_ids) != 2:
       raise ValueError(
-          f'segment_ids must be an array or a pair for queries and keys; got {len(segment_ids)} entries'
-      )
+          f'segment_ids must be an array or a pair (queries, keys); got {len(segment_ids)} entries')
     query, key = segment_ids
   elif dims.T != dims.S:
     raise ValueError(
-        f'segment_ids must be a pair for queries and keys when T = {dims.T} differs from S = {dims.S}'
-    )
+        f'segment_ids must be a pair (queries, keys) when T = {dims.T} differs from S = {dims.S}')
   else:
     query = key = segment_ids
   return (checks.check_per_token('segment_ids', query, dims.T,
@@ -153,7 +153,7 @@ def split_heads(x: ArrayLike, dims: Dims) -> Array:
 
 
 def take(call: Call, query_index: np.ndarray, key_index: np.ndarray) -> Call:
-  """Gathers groups of queries [E, T'] and of keys [E, S'], axis E becoming the innermost leading one.
+  """Gathers groups of queries [E, T'] and of keys [E, S']; E becomes the innermost leading axis.
 
   Group e of the queries meets group e of the keys alone. Index -1 is padding.
   """
@@ -200,9 +200,10 @@ def visibility(call: Call, spec: Spec) -> Array | None:
 
 
 def forget_unseen(call: Call, visible: Array | None) -> Call:
-  """Zeroes keys and values no query here sees, and queries that see nothing: whatever they hold has no effect.
+  """Zeroes keys and values no query here sees, and queries that see nothing: no effect at all.
 
-  Hiding the logit is not enough, since 0 * nan is nan in the products with value, and with key in the gradient.
+  Hiding the logit is not enough, since 0 * nan is nan in the products with value, and with key in
+  the gradient.
   """
   if visible is None:
     return call
@@ -219,8 +220,7 @@ def position_bias(bias: Any, call: Call) -> Array:
   K, G = call.query.shape[-4:-2]
   if tile.shape[-3] not in (1, K * G):
     raise ValueError(
-        f'bias must give one value per query head, {K * G}, or one for all; got {tile.shape[-3]} heads'
-    )
+        f'bias must have {K * G} heads, as query has, or one for all; got {tile.shape[-3]} heads')
   return tile.reshape(*tile.shape[:-3], *((1, 1) if tile.shape[-3] == 1 else (K, G)),
                       *tile.shape[-2:])
 
@@ -245,14 +245,14 @@ def dropped(call: Call, spec: Spec, dtype: Any) -> Array | None:
 
 
 def groups(length: int, size: int) -> np.ndarray:
-  """The indices 0 ... length - 1 in rows of `size`, int32 [ceil(length / size), size]; -1 fills the last row."""
+  """0 ... length - 1 in rows, int32 [ceil(length / size), size]; -1 fills the last row."""
   index = np.full(-(-length // size) * size, -1, np.int32)
   index[:length] = np.arange(length)
   return index.reshape(-1, size)
 
 
 def put_back(state: softmax.State, index: np.ndarray, length: int) -> softmax.State:
-  """Undoes `take` on the queries of a state: [..., E, K, G, T'] with indices [E, T'] to [..., K, G, length]."""
+  """Undoes `take` for queries [E, T']: a state [..., E, K, G, T'] becomes [..., K, G, length]."""
   place = np.zeros(length, np.int32)
   place[index[index >= 0]] = np.flatnonzero(index.ravel() >= 0)
 
@@ -266,7 +266,7 @@ def put_back(state: softmax.State, index: np.ndarray, length: int) -> softmax.St
 
 
 def key_mask(call: Call, variant: str) -> tuple[Call, Array | None]:
-  """Returns the call without its mask, and the mask per key, [..., K, S] with axes of 1 where they share.
+  """Returns the call without its mask, and the mask per key, [..., K, S] with any axis 1.
 
   Where the query heads of one key head are masked differently, each gets a copy of the keys.
 

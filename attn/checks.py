@@ -52,7 +52,7 @@ def check_qkv(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Dims:
 
 
 def check_logits_like(name: str, x: ArrayLike, dims: Dims) -> None:
-  """Checks that x (a bias or mask) has the rank of the logits [..., N, T, S] and broadcasts to them."""
+  """Checks that a bias or mask has the rank of the logits [..., N, T, S] and broadcasts to them."""
   logits = (*dims.leading, dims.N, dims.T, dims.S)
   fits = x.ndim == len(logits) and all(a in (1, b) for a, b in zip(x.shape, logits))
   if not fits:
@@ -66,15 +66,13 @@ def check_mask(mask: ArrayLike | None, dims: Dims) -> None:
   if mask is None:
     return
   if not is_array(mask) or mask.dtype != jnp.bool_:
-    raise ValueError(
-        'mask must be a boolean array, True where a key may be seen; got '
-        f'{mask.dtype if is_array(mask) else type(mask).__name__}: compare it first, as in mask != 0'
-    )
+    raise ValueError('mask must be a boolean array, True where a key may be seen; got '
+                     f'{mask.dtype if is_array(mask) else type(mask).__name__}: pass mask != 0')
   check_logits_like('mask', mask, dims)
 
 
 def check_bias(bias: Any, dims: Dims) -> None:
-  """Checks that bias is a floating-point array that broadcasts to [..., N, T, S], or a position bias."""
+  """Checks that bias is a float array that broadcasts to [..., N, T, S], or a position bias."""
   if bias is None:
     return
   if not is_array(bias):
@@ -107,10 +105,11 @@ def check_window(window: int | tuple[int, int], is_causal: bool) -> tuple[int, i
   Raises:
     ValueError: a side is negative or no integer, or a causal window looks to the right.
   """
-  pair = isinstance(window, (tuple, list))
-  if pair and len(window) != 2:
+  sides = tuple(window) if isinstance(window,
+                                      (tuple, list)) else (window, 0 if is_causal else window)
+  if len(sides) != 2:
     raise ValueError(f'window must be an int or a pair (left, right); got {window!r}')
-  left, right = window if pair else (window, 0 if is_causal else window)
+  left, right = sides
   left, right = check_int('window', left, 0), check_int('window', right, 0)
   if is_causal and right:
     raise ValueError(f'window = {window!r} looks {right} keys ahead but is_causal=True hides them; '
@@ -152,7 +151,7 @@ def check_per_token(name: str, x: ArrayLike, length: int, dims: Dims) -> ArrayLi
 
 
 def refuse(variant: str, reason: str, **options: Any) -> None:
-  """Raises NotImplementedError for the first option that is asked for: what mathematics does not allow."""
+  """Raises NotImplementedError for an option that is asked for and that has no meaning."""
   for name, value in options.items():
     if value is not None and value is not False and not (isinstance(value, numbers.Real) and
                                                          value == 0):

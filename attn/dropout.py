@@ -1,10 +1,10 @@
-"""Dropout on attention weights whose draw depends on (key, batch row, head, query index, key index) alone.
+"""Dropout on attention weights: a draw for each (key, batch row, head, query index, key index).
 
-Every pair has its own counter, so any tile of the [T, S] weights can be drawn by itself, and every variant and
-block size drops the same pairs.
+Every pair has its own counter, so any tile of the [T, S] weights can be drawn by itself, and every
+variant and block size drops the same pairs.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend
@@ -34,10 +34,14 @@ def draw(rng: Array, shape: tuple[int, ...]) -> Draw:
               np.arange(np.prod(shape), dtype=np.uint32).reshape(shape))
 
 
-def scale(drawn: Draw, rate: float, query_index: Array, key_index: Array, dtype) -> Array:
-  """0 with probability rate, else 1 / (1 - rate), for query_index [..., T] and key_index [..., S]: [..., K, G, T, S]."""
+def scale(drawn: Draw, rate: float, query_index: Array, key_index: Array, dtype: Any) -> Array:
+  """0 with probability rate, else 1 / (1 - rate): [..., K, G, T, S].
+
+  query_index is [..., T] and key_index [..., S].
+  """
   heads = jnp.asarray(drawn.heads)
-  # Each head gets an origin of its own in the 2^64 counters; a collision of two heads is as likely as one of two keys.
+  # Each head gets an origin of its own in the 2^64 counters; a collision of two heads is as likely
+  # as one of two keys.
   high, low = _hash(drawn.words, heads, jnp.zeros_like(heads))
   high = high[..., None, None] + query_index.astype(jnp.uint32)[..., None, None, :, None]
   low = low[..., None, None] + key_index.astype(jnp.uint32)[..., None, None, None, :]

@@ -1,12 +1,13 @@
 """Drop-ins for the attention call sites of others: the `attention_fn` of Flax linen and of nnx.
 
-    nn.MultiHeadDotProductAttention(num_heads=8, attention_fn=linen_attention_fn('local', window=128, is_causal=True))
+    attend = linen_attention_fn('local', window=128, is_causal=True)
+    nn.MultiHeadDotProductAttention(num_heads=8, attention_fn=attend)
 
-(For `jax.nn.dot_product_attention` the functions of this package are drop-ins themselves.) Both frameworks pass
-arguments that only some functions use; each is named here, obeyed, or refused.
+The functions of this package are themselves drop-ins for `jax.nn.dot_product_attention`. Both
+frameworks pass arguments that only some functions use; each is named here, obeyed, or refused.
 
-Where T differs from S, as in cached decoding, a pattern must know where the queries stand: at the last key that their
-row of the mask shows.
+Where T differs from S, as in cached decoding, a pattern must know where the queries stand: at the
+last key that their row of the mask shows.
 """
 
 import contextlib
@@ -33,7 +34,8 @@ def linen_attention_fn(name: str,
     a function of query, key, value [..., length, heads, head_dim] and of what linen passes by name.
 
   Raises, when called:
-    ValueError: dropout is to be shared by batch and heads; the module's broadcast_dropout must be False.
+    ValueError: dropout is to be shared by batch and heads; the module's broadcast_dropout must be
+      False.
     NotImplementedError: an argument is asked for that the variant does not have.
   """
   attend = _attention(name, params, options)
@@ -70,7 +72,7 @@ def linen_attention_fn(name: str,
 def nnx_attention_fn(name: str,
                      params: Params | None = None,
                      **options: Any) -> Callable[..., Array]:
-  """An attention_fn for `flax.nnx.MultiHeadAttention`; arguments and errors are those of `linen_attention_fn`."""
+  """An attention_fn for `flax.nnx.MultiHeadAttention`; the rest is as in `linen_attention_fn`."""
   attend = _attention(name, params, options)
 
   def attention_fn(query,

@@ -1,13 +1,13 @@
 """Visibility predicates: which key positions a query position may see.
 
-A predicate is a static, hashable value. Called with integer positions that broadcast it says which pairs
-are visible, so nobody has to hold a [T, S] array; `dense` makes one for those who want it. Predicates
-combine with & and |:
+A predicate is a static, hashable value. Called with integer positions that broadcast it says which
+pairs are visible, so nobody has to hold a [T, S] array; `dense` makes one for those who want it.
+Predicates combine with & and |:
 
     masks.causal() & (masks.window(128, 0) | masks.global_tokens(4))
 
-`reaches` answers the same question for intervals of positions: whether any pair might be visible. It may
-say yes too often, never no: it is what lets tiles be skipped.
+`reaches` answers the same question for intervals of positions: whether any pair might be visible.
+It may say yes too often, never no: it is what lets tiles be skipped.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Predicate:
     raise NotImplementedError
 
   def reaches(self, first_query: Any, last_query: Any, first_key: Any, last_key: Any) -> Any:
-    """Whether a query in one interval might see a key in another; ends included, arrays broadcast."""
+    """Whether a query of one interval might see a key of another; ends included."""
     del last_query, first_key, last_key
     return first_query == first_query
 
@@ -179,17 +179,17 @@ def causal() -> Predicate:
 
 
 def window(left: int, right: int) -> Predicate:
-  """Keys s with t - left <= s <= t + right: left + 1 + right keys (Beltagy et al. 2020, section 3.1)."""
+  """Keys s with t - left <= s <= t + right (Beltagy et al. 2020, section 3.1)."""
   return _Window(check_int('left', left, 0), check_int('right', right, 0))
 
 
 def strided(stride: int) -> Predicate:
-  """Keys nearer than `stride`, or a multiple of it away (Child et al. 2019, section 4.3); & causal() for a decoder."""
+  """Keys nearer than `stride`, or a multiple of it away (Child et al. 2019, section 4.3)."""
   return _Strided(check_int('stride', stride, 1))
 
 
 def fixed(stride: int, summary: int = 1) -> Predicate:
-  """The query's own block of `stride` keys and the last `summary` keys of every block (Child et al. 2019, section 4.3)."""
+  """The query's own block of `stride` keys and the last `summary` of every block (ibid.)."""
   return same_block(stride) | _Summary(stride, check_summary(stride, summary))
 
 

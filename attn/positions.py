@@ -1,7 +1,8 @@
-"""Position schemes: added embeddings (sinusoidal, learned), rotary embedding, and biases on the logits (ALiBi, T5).
+"""Position schemes: embeddings (sinusoidal, learned, rotary) and biases on the logits (ALiBi, T5).
 
-A position bias is a pytree called with integer positions, one tile at a time, so nobody holds a [T, S] array:
-`bias(query_positions [..., T], key_positions [..., S])` gives [..., N, T, S]. Gradients reach its leaves.
+A position bias is a pytree called with integer positions, one tile at a time, so nobody holds a
+[T, S] array: `bias(query_positions [..., T], key_positions [..., S])` gives [..., N, T, S].
+Gradients reach its leaves.
 """
 
 import math
@@ -24,7 +25,7 @@ class PositionBias(Protocol):
 
 
 def _angles(positions: ArrayLike, dim: int, base: float, dtype: Any) -> Array:
-  """positions [...] / base^(2i/dim) for i = 0 ... ceil(dim/2) - 1: [..., ceil(dim/2)]; never in low precision."""
+  """positions [...] / base^(2i/dim) for every i < dim/2: [..., ceil(dim/2)], float32 at least."""
   if not is_array(positions) or not jnp.issubdtype(positions.dtype, jnp.integer):
     raise ValueError(
         f'positions must be an integer array; got {getattr(positions, "dtype", type(positions))}')
@@ -55,7 +56,7 @@ def sinusoidal(positions: ArrayLike, dim: int, dtype: Any = jnp.float32) -> Arra
 
 
 def learned(table: Array, positions: ArrayLike) -> Array:
-  """Rows of a learned table [L, D] at integer positions [...]: [..., D]; a position outside the table gives NaN.
+  """Rows [..., D] of a learned table [L, D] at integer positions [...]; NaN outside the table.
 
   Source: Gehring et al. 2017, section 3.1, https://arxiv.org/abs/1705.03122.
   """
@@ -75,7 +76,7 @@ def rope(x: Array,
          base: float = 10000.,
          interleaved: bool = False,
          dim: int | None = None) -> Array:
-  """Rotates pairs of components by angles proportional to position, so that products depend on distance alone.
+  """Rotates pairs of components in proportion to position: products depend on distance alone.
 
   Pair i turns by p / base^(2i/dim). Pairs are (i, i + dim/2), or (2i, 2i + 1) when interleaved.
 
@@ -101,8 +102,7 @@ def rope(x: Array,
   angles = _angles(positions, dim, base, x.dtype)
   if angles.ndim > x.ndim - 1 or angles.shape[-2] not in (1, x.shape[-3]):
     raise ValueError(
-        f'positions must be [T] or [..., T] with T = {x.shape[-3]} of x {x.shape}; got {positions.shape}'
-    )
+        f'positions must be [T] or [..., T] with the T of x {x.shape}; got {positions.shape}')
   angles = angles.reshape((1,) * (x.ndim - 1 - angles.ndim) + angles.shape)[..., None, :]
   sin, cos = jnp.sin(angles), jnp.cos(angles)
   turned, rest = x[..., :dim].astype(angles.dtype), x[..., dim:]
@@ -119,7 +119,8 @@ def rope(x: Array,
 def alibi_slopes(num_heads: int) -> np.ndarray:
   """The slope of each head, float32 [num_heads]: 2^(-8i/n), i = 1 ... n, for n a power of two.
 
-  Other counts follow the authors' code: the slopes of the power of two below, then every other one of the next.
+  Other counts follow the authors' code: the slopes of the power of two below, then every other one
+  of the next.
 
   Source: Press et al. 2021, section 3, https://arxiv.org/abs/2108.12409.
   """
@@ -139,7 +140,7 @@ def _distance(query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
 
 @jax.tree_util.register_pytree_node_class
 class ALiBi:
-  """The bias -slope[n] * |key - query|: later keys of a decoder are hidden anyway, an encoder's count alike.
+  """The bias -slope[n] * |key - query|, the same on both sides of the query.
 
   Source: Press et al. 2021, section 3, https://arxiv.org/abs/2108.12409.
   """
@@ -167,7 +168,7 @@ def t5_bucket(relative_position: ArrayLike,
               bidirectional: bool,
               num_buckets: int = 32,
               max_distance: int = 128) -> Array:
-  """The bucket of each key - query distance: exact when near, logarithmic up to max_distance, then one for all.
+  """The bucket of each distance: exact when near, logarithmic up to max_distance, then one.
 
   Args:
     relative_position: integers, key position - query position.
@@ -190,7 +191,8 @@ def t5_bucket(relative_position: ArrayLike,
     raise ValueError(
         f'max_distance must exceed the {exact} exact distances of num_buckets = {num_buckets}; '
         f'got {max_distance}')
-  # Where each logarithmic bucket begins, by exact integers: a float32 logarithm rounds the edges differently per machine.
+  # Where each logarithmic bucket begins, by exact integers: a float32 logarithm rounds the edges
+  # differently per machine.
   ratio = max_distance / exact
   edges = [
       math.ceil(exact * ratio**(i / (buckets - exact)) - 1e-6) for i in range(1, buckets - exact)

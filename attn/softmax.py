@@ -1,23 +1,25 @@
 """Softmax over the keys a query may see, whole or in parts.
 
-Attention over a set of keys has a small state (running maximum, running sum, weighted values), and the states
-of disjoint sets merge: blocks, windows, columns, caches and devices are one operation, *visit, merge, finish*.
+Attention over a set of keys has a small state (running maximum, running sum, weighted values), and
+the states of disjoint sets merge: blocks, windows, columns, caches and devices are one operation,
+*visit, merge, finish*.
 
-    m = max_s l_s        z = sum_s exp(l_s - m)        a = sum_s exp(l_s - m) v_s        output = a / z
+    m = max_s l_s     z = sum_s exp(l_s - m)     a = sum_s exp(l_s - m) v_s     output = a / z
 
 Source: Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867; Rabe and Staats 2021,
 https://arxiv.org/abs/2112.05682.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn.axes import Array
+from attn.axes import Array, ArrayLike
 
-# The logit of a key that may not be seen. Minus infinity and not a large number: no finite logit or bias reaches it.
+# The logit of a key that may not be seen. Minus infinity and not a large number: no finite logit or
+# bias reaches it.
 HIDDEN = -np.inf
 
 
@@ -29,18 +31,18 @@ class State(NamedTuple):
   weighted: Array
 
 
-def empty(shape: tuple[int, ...], value_dim: int, dtype=jnp.float32) -> State:
+def empty(shape: tuple[int, ...], value_dim: int, dtype: Any = jnp.float32) -> State:
   """The state [*shape] of queries that have seen nothing; merging it changes nothing."""
   return State(jnp.full(shape, HIDDEN, dtype), jnp.zeros(shape, dtype),
                jnp.zeros((*shape, value_dim), dtype))
 
 
 def finite(x: Array) -> Array:
-  """x with 0 for infinities: a shift that is safe to subtract where nothing was seen. Carries no gradient."""
+  """x with 0 for infinities, without gradient: a shift that is safe where nothing was seen."""
   return jax.lax.stop_gradient(jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x)))
 
 
-def hide(logits: Array, mask: Array | None) -> Array:
+def hide(logits: Array, mask: ArrayLike | None) -> Array:
   """Logits with HIDDEN where mask is False."""
   return logits if mask is None else jnp.where(mask, logits, jnp.asarray(HIDDEN, logits.dtype))
 
@@ -68,7 +70,8 @@ def visit(logits: Array, value: Array, factor: Array | None = None) -> State:
   Args:
     logits: [..., K, G, T, S], HIDDEN where a key may not be seen; float32 at least.
     value: [..., K, S, Hv].
-    factor: multiplies the weights of the values and not their sum, as dropout does; the shape of logits.
+    factor: multiplies the weights of the values and not their sum, as dropout does; the shape of
+      logits.
 
   Returns:
     the state [..., K, G, T] in the dtype of logits.
@@ -85,7 +88,7 @@ def visit(logits: Array, value: Array, factor: Array | None = None) -> State:
 
 
 def merge(a: State, b: State) -> State:
-  """The state of the union of two disjoint key sets: associative, commutative, neutral element `empty`."""
+  """The state of the union of two disjoint key sets; associative, commutative, `empty` neutral."""
   top = jax.lax.stop_gradient(jnp.maximum(a.max, b.max))
   shift = finite(top)
   scale_a, scale_b = jnp.exp(a.max - shift), jnp.exp(b.max - shift)
@@ -93,7 +96,7 @@ def merge(a: State, b: State) -> State:
                a.weighted * scale_a[..., None] + b.weighted * scale_b[..., None])
 
 
-def finish(state: State, dtype=None) -> Array:
-  """The output [..., T, Hv] of a state, in dtype (the state's own if None); zeros where nothing was seen."""
+def finish(state: State, dtype: Any = None) -> Array:
+  """The output [..., T, Hv] in dtype, the state's own if None; zeros where nothing was seen."""
   total = jnp.where(state.sum > 0, state.sum, jnp.ones_like(state.sum))
   return (state.weighted / total[..., None]).astype(dtype or state.weighted.dtype)

@@ -1,15 +1,15 @@
 """Exact softmax attention tile by tile: visit the key tiles a pattern can reach, merge, finish.
 
-Memory is O(T + S): the scan carries one state per query, and the backward pass computes each tile again instead of
-keeping it, from the output and the logarithm of the normaliser.
+Memory is O(T + S): the scan carries one state per query, and the backward pass computes each tile
+again instead of keeping it, from the output and the logarithm of the normaliser.
 
-    p = exp(l - lse)      dv = p^T do      dp = do v^T      dl = p (dp - do.o + dlse)      dq = dl k      dk = dl^T q
+    p = exp(l - lse)     dp = do v^T     dl = p (dp - do.o + dlse)
+    dv = p^T do          dq = dl k       dk = dl^T q
 
-Source: Dao et al. 2022, FlashAttention, algorithms 1 and 4, https://arxiv.org/abs/2205.14135; for pieces of a whole,
-`softmax` of this package.
+Source: Dao et al. 2022, FlashAttention, algorithms 1 and 4, https://arxiv.org/abs/2205.14135.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import jax
 from jax import lax
@@ -40,7 +40,8 @@ def attend(call: Call, spec: Spec, block_size: int | None = None) -> State:
   Args:
     call: T queries and S keys.
     spec: its static values.
-    block_size: at most so many queries and keys in a tile; DEFAULT_BLOCK if None. Only cost depends on it.
+    block_size: at most so many queries and keys in a tile; DEFAULT_BLOCK if None. Only cost depends
+      on it.
 
   Returns:
     the state [..., K, G, T] in float32 at least, normalised: sum is 1, or 0 where nothing was seen.
@@ -55,14 +56,13 @@ def attend(call: Call, spec: Spec, block_size: int | None = None) -> State:
   call, spec = _pad(call, spec, rows * C, columns * D)
   pairs = _layout(call, spec, rows, columns)
   inputs = _Inputs(call.query, call.key, call.value, call.bias)
-  rest = call._replace(query=None, key=None, value=None, bias=None)
-  output, lse = _tiled(spec, C, D)(inputs, rest, pairs)
+  output, lse = _tiled(spec, C, D)(inputs, call, pairs)
   output, lse = output[..., :T, :], lse[..., :T]
   return State(lse, (lse > softmax.HIDDEN).astype(wide), output)
 
 
 def _split(length: int, block_size: int) -> tuple[int, int]:
-  """How many tiles, and of what equal size: as few as block_size allows, then as small as their number allows."""
+  """How many tiles, and of what size: as few as block_size allows, then as small as that allows."""
   number = -(-length // block_size)
   return number, -(-length // number)
 
@@ -83,16 +83,16 @@ _KEY_AXES = dict(key=-2,
                  key_index=-1)
 
 
-def _along(call: Call, axes: dict[str, int], function) -> Call:
+def _along(call: Call, places: dict[str, int], function: Callable[..., Any]) -> Call:
   """Applies function(name, array, axis) to the fields that have one entry per query or key."""
-  fields = {name: (getattr(call, name), axis) for name, axis in axes.items()}
+  fields = {name: (getattr(call, name), axis) for name, axis in places.items()}
   return call._replace(**{
       name: function(name, x, axis) for name, (x, axis) in fields.items() if checks.is_array(x)
   })
 
 
 def _pad(call: Call, spec: Spec, T: int, S: int) -> tuple[Call, Spec]:
-  """The call with T queries and S keys; the new ones have index -1 and nothing is learnt from them."""
+  """The call with T queries and S keys; the new ones have index -1 and nothing sees them."""
 
   def pad(to):
 
@@ -113,7 +113,7 @@ def _pad(call: Call, spec: Spec, T: int, S: int) -> tuple[Call, Spec]:
 
 
 def _layout(call: Call, spec: Spec, rows: int, columns: int) -> np.ndarray:
-  """The pairs (query tile, key tile) to visit, int32 [P, 2]: all whose positions the pattern may connect.
+  """The pairs (query tile, key tile) to visit, int32 [P, 2]: all the pattern may connect.
 
   Positions known only at run time say nothing: then all pairs.
   """
@@ -129,16 +129,16 @@ def _layout(call: Call, spec: Spec, rows: int, columns: int) -> np.ndarray:
   return np.argwhere(reached).astype(np.int32)
 
 
-def _tiled(spec: Spec, C: int, D: int):
-  """The function (inputs, rest, pairs) -> (output, lse) for tiles of C queries and D keys."""
+def _tiled(spec: Spec, C: int, D: int) -> Callable[..., tuple[Array, Array]]:
+  """The function (inputs, call, pairs) -> (output, lse) for tiles of C queries and D keys."""
 
-  def cut(inputs: _Inputs, rest: Call, i: Array, j: Array) -> Call:
+  def cut(inputs: _Inputs, call: Call, i: Array, j: Array) -> Call:
 
     def at(start, size):
       return lambda name, x, axis: x if x.shape[axis] == 1 else lax.dynamic_slice_in_dim(
           jnp.asarray(x), start * size, size, axis % x.ndim)
 
-    return _along(_along(rest._replace(**inputs._asdict()), _QUERY_AXES, at(i, C)), _KEY_AXES,
+    return _along(_along(call._replace(**inputs._asdict()), _QUERY_AXES, at(i, C)), _KEY_AXES,
                   at(j, D))
 
   def compute(tile: Call) -> tuple[Call, Array]:
@@ -146,13 +146,13 @@ def _tiled(spec: Spec, C: int, D: int):
     tile = calls.forget_unseen(tile, visible)
     return tile, calls.scores(tile, spec, visible)
 
-  def forward(inputs: _Inputs, rest: Call, pairs: Array) -> tuple[Array, Array]:
+  def forward(inputs: _Inputs, call: Call, pairs: Array) -> tuple[Array, Array]:
     wide = axes.wide(inputs.query.dtype)
     axis = inputs.query.ndim - 2
 
     def step(state, pair):
       i, j = pair
-      tile, logits = compute(cut(inputs, rest, i, j))
+      tile, logits = compute(cut(inputs, call, i, j))
       seen = softmax.visit(logits, tile.value, calls.dropped(tile, spec, wide))
       old = State(*(lax.dynamic_slice_in_dim(x, i * C, C, axis) for x in state))
       new = softmax.merge(old, seen)
@@ -165,15 +165,15 @@ def _tiled(spec: Spec, C: int, D: int):
     return softmax.finish(state), jnp.where(state.sum > 0, lse, jnp.asarray(softmax.HIDDEN, wide))
 
   def backward(kept, cotangents):
-    inputs, rest, pairs, output, lse = kept
+    inputs, call, pairs, output, lse = kept
     d_output, d_lse = cotangents
     wide, axis = output.dtype, output.ndim - 2
     shift = d_lse - jnp.sum(d_output * output, -1)
     narrow = lambda x: x.astype(inputs.value.dtype)
 
-    def step(grads: _Inputs, pair):
+    def step(grads: _Inputs, pair: Array) -> tuple[_Inputs, None]:
       i, j = pair
-      tile, logits = compute(cut(inputs, rest, i, j))
+      tile, logits = compute(cut(inputs, call, i, j))
       do, ls, sh = (lax.dynamic_slice_in_dim(x, i * C, C, axis) for x in (d_output, lse, shift))
       p = jnp.exp(logits - softmax.finite(ls)[..., None])
       dp = jnp.einsum('...kgth,...ksh->...kgts',
@@ -205,7 +205,7 @@ def _tiled(spec: Spec, C: int, D: int):
 
 
 def _add(total: Array, part: Array, starts: dict[int, Array]) -> Array:
-  """total with part added at the given start of each named axis; an axis of 1 in total starts at 0."""
+  """total with part added at the given start of the named axes; an axis of 1 starts at 0."""
   start = [
       jnp.asarray(starts.get(a, 0) if total.shape[a] > 1 else 0, jnp.int32)
       for a in range(total.ndim)
@@ -215,7 +215,7 @@ def _add(total: Array, part: Array, starts: dict[int, Array]) -> Array:
 
 
 def _add_bias(total: Any, d_logits: Array, tile: Call, row: Array, column: Array) -> Any:
-  """Adds a tile's gradient of the logits to that of an array bias or of a position bias's parameters."""
+  """Adds what a tile's logits say to the gradient of an array bias or of a position bias."""
   if total is None:
     return None
   if not checks.is_array(tile.bias):
@@ -234,5 +234,5 @@ def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def band_block(width: int) -> int:
-  """A block size for a band of `width` keys: as wide as the band, so that few of a tile's pairs lie outside it."""
+  """A block size for a band of `width` keys: as wide, so that few of a tile's pairs lie outside."""
   return min(DEFAULT_BLOCK, max(64, width))

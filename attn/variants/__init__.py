@@ -1,6 +1,7 @@
 """The variants of attention, and VARIANTS, the one table of them.
 
-Flag values, conformance tests, the README's capability table and the benchmarks are derived from VARIANTS.
+Flag values, conformance tests, the README's capability table and the benchmarks are derived from
+VARIANTS.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -28,7 +29,8 @@ class Variant(NamedTuple):
   Attributes:
     attention: the public function.
     init: (rng, dims, **sizes) to the arrays the variant needs, {} where there are none.
-    pattern: its own options to a visibility predicate; None where no query sees a set of keys as they are.
+    pattern: its own options to a visibility predicate; None where no query sees a set of keys as
+      they are.
     options: the keyword arguments it has beside everybody's.
     sizes: the keyword arguments of init.
     supports: what of CAPABILITIES it can do.
@@ -53,7 +55,7 @@ class Variant(NamedTuple):
             bias: Any = None,
             mask: ArrayLike | None = None,
             **options: Any) -> Array:
-    """Attention with the arrays of `init`: [..., T, N, Hv]; the arguments are those of `attention`."""
+    """`attention` with the arrays of `init`: [..., T, N, Hv]."""
     return self.attention(query, key, value, bias, mask, **params, **options)
 
   def visibility(self,
@@ -173,7 +175,8 @@ def attention_weights(name: str,
                       **options: Any) -> Array:
   """The effective weights of any variant, [..., N, T, S]: what each value is multiplied by.
 
-  Attention is linear in its values, so these are its outputs for unit vectors; a Linformer's and a Performer's too.
+  Attention is linear in its values, so these are its outputs for unit vectors; a Linformer's and a
+  Performer's too.
 
   Args:
     name: a row of VARIANTS.
@@ -194,8 +197,7 @@ def attention_weights(name: str,
   for argument, x in (('query', query), ('key', key)):
     if not checks.is_array(x) or x.ndim < 3:
       raise ValueError(
-          f'{argument} must be an array [..., length, heads, head_dim]; got {getattr(x, "shape", x)!r}'
-      )
+          f'{argument} must be [..., length, heads, head_dim]; got {getattr(x, "shape", x)}')
   S = key.shape[-3]
   units = jnp.broadcast_to(
       jnp.eye(S, dtype=key.dtype)[:, None, :].reshape((1,) * (key.ndim - 3) + (S, 1, S)),

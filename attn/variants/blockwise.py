@@ -32,8 +32,8 @@ def blockwise_attention(
     query: [..., T, N, H].
     key: [..., S, K, H], with N a multiple of K.
     value: [..., S, K, Hv].
-    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate, dropout_rng: as in
-      `vanilla_attention`.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
+      dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
 
   Returns:

@@ -33,9 +33,9 @@ def fixed_attention(
   """Softmax attention in which each query sees its own block and the last keys of every other.
 
   Query t attends to the keys s of its own block, s // stride == t // stride, and to those with
-  s % stride >= stride - summary, when causal only to s <= t of either. Equal to `vanilla_attention` under
-  `masks.fixed(stride, summary)`. With the default positions in O(T * (stride + summary * T / stride)) time and
-  O(T * stride) memory; explicit positions cost O(T * S) time in O(T + S) memory.
+  s % stride >= stride - summary, when causal only to s <= t of either. Equal to `vanilla_attention`
+  under `masks.fixed(stride, summary)`. With the default positions in O(T * (stride + summary * T /
+  stride)) time and O(T * stride) memory; explicit positions cost O(T * S) time in O(T + S) memory.
 
   Args:
     query: [..., T, N, H].
@@ -43,8 +43,8 @@ def fixed_attention(
     value: [..., S, K, Hv].
     stride: the size of a block, at least 1.
     summary: how many keys at the end of a block the others see, 1 ... stride.
-    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate, dropout_rng: as in
-      `vanilla_attention`.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
+      dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
 
   Returns:

@@ -32,14 +32,15 @@ def linformer_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
 ) -> Array:
-  """Softmax attention over R slots, each a learned combination of all keys, or of a segment's when causal.
+  """Softmax attention over R slots, each a learned combination of the keys.
 
     k'[r] = sum_s key_projection[s, r] k[s]      v'[r] = sum_s value_projection[s, r] v[s]
     output[t] = sum_r softmax_r(scale * q[t] . k'[r]) v'[r]
 
-  Causal, the keys fall into segments of c positions, each projected to r slots of its own by one [c, r] projection. A
-  query sees the slots of completed segments and, exactly, the keys of its own segment up to itself. (A triangular
-  mask over the R slots would not do: every slot holds every key.) A slot whose keys are all masked is not seen.
+  Causal, the keys fall into segments of c positions, each projected to r slots of its own by one
+  [c, r] projection. A query sees the slots of completed segments and, exactly, the keys of its own
+  segment up to itself. (A triangular mask over the R slots would not do: every slot holds every
+  key.) A slot whose keys are all masked is not seen.
 
   O(T * R) time and memory; causal O(T * (c + r * S / c)) time and O(T * c) memory.
 
@@ -48,14 +49,16 @@ def linformer_attention(
     key: [..., S, K, H], with N a multiple of K.
     value: [..., S, K, Hv].
     bias: not defined, since no score belongs to a single key.
-    mask: boolean, [..., N, 1, S] or with axes of 1: keys that are False are zeroed before projecting.
-    key_projection: [S_max, R] shared by the heads, or [N, S_max, R]; shorter keys use its first S rows. Causal:
-      [c, r] or [N, c, r].
+    mask: boolean, [..., N, 1, S] or with axes of 1: keys that are False are zeroed before
+      projecting.
+    key_projection: [S_max, R] shared by the heads, or [N, S_max, R]; shorter keys use its first S
+      rows. Causal: [c, r] or [N, c, r].
     value_projection: as key_projection, with the same S_max and R.
     is_causal: whether to use the segment form.
     scale: multiplies the logits; H**-0.5 if None.
     query_positions: integers [T] or [..., T], used when causal; keys stand at arange(S).
-    key_positions, segment_ids: not defined, since a projection's row belongs to a place among the keys.
+    key_positions, segment_ids: not defined, since a projection's row belongs to a place among the
+      keys.
     dropout_rate, dropout_rng: as in `vanilla_attention`, on the weights of slots and keys.
 
   Returns:
@@ -65,8 +68,8 @@ def linformer_attention(
     TypeError, ValueError: as in `vanilla_attention`, or the projections do not fit, or S > S_max.
     NotImplementedError: bias, segment_ids, key_positions or a mask per query is asked for.
 
-  Source: Wang et al. 2020, Linformer, https://arxiv.org/abs/2006.04768; causal: Zhu et al. 2021, Long-Short
-  Transformer, section 3.2, https://arxiv.org/abs/2107.02192.
+  Source: Wang et al. 2020, Linformer, https://arxiv.org/abs/2006.04768; causal: Zhu et al. 2021,
+  Long-Short Transformer, section 3.2, https://arxiv.org/abs/2107.02192.
   """
   checks.refuse('linformer',
                 'a slot mixes many keys, so nothing can be said of one of them',
@@ -134,7 +137,7 @@ def _check_projections(key_projection: ArrayLike, value_projection: ArrayLike, d
 
 def _slots(call: Call, key_projection: Array, value_projection: Array,
            keys_seen: Array | None) -> Call:
-  """The call whose keys are the slots of each complete block of keys; its positions are the blocks' first."""
+  """The call whose keys are the slots of each complete block of keys, at its first position."""
   size, rank = key_projection.shape[-2:]
   K, G, T, H = call.query.shape[-4:]
   S = call.key.shape[-2]

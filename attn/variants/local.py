@@ -28,24 +28,27 @@ def local_attention(
 ) -> Array:
   """Softmax attention in which each query sees a band of neighbouring keys.
 
-  Query t attends to the keys s with t - left <= s <= t + right, where (left, right) = window. Equal to
-  `vanilla_attention` under `masks.window(left, right)`, in O(T * (left + right)) time and O(T + S) memory. Positions
-  that are given as traced arrays leave the memory as it is and cost O(T * S) time, since nothing can be skipped.
+  Query t attends to the keys s with t - left <= s <= t + right, where (left, right) = window. Equal
+  to `vanilla_attention` under `masks.window(left, right)`, in O(T * (left + right)) time and O(T +
+  S) memory. Positions that are given as traced arrays leave the memory as it is and cost O(T * S)
+  time, since nothing can be skipped.
 
   Args:
     query: [..., T, N, H].
     key: [..., S, K, H], with N a multiple of K.
     value: [..., S, K, Hv].
-    window: keys to the left and right of the query, its own not counted; an int w is (w, w), or (w, 0) when causal.
-    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate, dropout_rng: as in
-      `vanilla_attention`.
+    window: keys to the left and right of the query, its own not counted; an int w is (w, w), or (w,
+      0) when causal.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
+      dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
 
   Raises:
-    TypeError, ValueError: as in `vanilla_attention`, or window is negative or looks ahead although is_causal.
+    TypeError, ValueError: as in `vanilla_attention`, or window is negative or looks ahead although
+      is_causal.
 
   Source: Beltagy et al. 2020, Longformer, section 3.1, https://arxiv.org/abs/2004.05150.
   """

@@ -36,15 +36,17 @@ def performer_attention(
     dropout_rng: Array | None = None,
     block_size: int | None = None,
 ) -> Array:
-  """Attention whose weights are products of positive features, so that keys can be summed before queries come.
+  """Attention whose weights are products of positive features: keys are summed before queries come.
 
     output[t] = sum_s (phi(q[t]) . phi(k[s])) v[s] / sum_s phi(q[t]) . phi(k[s])
-    kernel 'softmax': phi(x)[m] = exp(w[m] . x' - |x'|^2 / 2)      kernel 'relu': phi(x)[m] = max(w[m] . x', 0)
+    kernel 'softmax': phi(x)[m] = exp(w[m] . x' - |x'|^2 / 2)
+    kernel 'relu':    phi(x)[m] = max(w[m] . x', 0)
 
-  with x' = sqrt(scale) x and w = features; E[phi(q) . phi(k)] = exp(scale * q . k) for the first. Features are kept
-  as logarithms and every sum is taken relative to its own running maximum, so nothing is added to the normaliser, and
-  a large later key changes no earlier row. O(T * M) time and memory. With is_causal the keys are summed block by
-  block; with explicit positions or segments queries and keys are first sorted into one sequence.
+  with x' = sqrt(scale) x and w = features; E[phi(q) . phi(k)] = exp(scale * q . k) for the first.
+  Features are kept as logarithms and every sum is taken relative to its own running maximum, so
+  nothing is added to the normaliser, and a large later key changes no earlier row. O(T * M) time
+  and memory. With is_causal the keys are summed block by block; with explicit positions or segments
+  queries and keys are first sorted into one sequence.
 
   Args:
     query: [..., T, N, H].
@@ -59,7 +61,8 @@ def performer_attention(
     block_size: keys summed at a time when order matters; only cost depends on it.
 
   Returns:
-    [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing, or whose kernel with all it sees is zero.
+    [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing, or whose kernel with all
+    it sees is zero.
 
   Raises:
     TypeError, ValueError: as in `vanilla_attention`, or features or kernel do not fit.
@@ -112,7 +115,7 @@ def _check_features(features: ArrayLike, kernel: str, dims: Dims) -> Array:
 
 def _log_features(call: Call, features: Array, kernel: str, scale: float,
                   seen: Array | None) -> tuple[Array, Array, Array]:
-  """log phi of queries [..., K, G, T, M] and keys [..., K, S, M], HIDDEN where masked, and value, 0 there."""
+  """log phi of queries [..., K, G, T, M], of keys [..., K, S, M], HIDDEN if masked; and value."""
   wide = axes.wide(call.query.dtype)
   features = features.astype(wide)
 
@@ -139,7 +142,7 @@ def _log(x: Array) -> Array:
 
 
 class _Sums(NamedTuple):
-  """What has been seen of the keys, feature by feature, relative to the largest log feature so far."""
+  """What has been seen of the keys, each feature relative to its largest logarithm so far."""
   max: Array  # [..., K, M]
   features: Array  # [..., K, M]
   weighted: Array  # [..., K, M, Hv]
@@ -172,10 +175,11 @@ def _merge(a: _Sums, b: _Sums) -> _Sums:
 
 
 def _within(log_query: Array, log_key: Array, value: Array, same: Array | None) -> State:
-  """The state of each query after the keys of its own block up to its place: scores of single pairs.
+  """The state of each query after the keys of its own block up to its place, pair by pair.
 
-  Scores are relative to the largest feature of either side alone, so no key has a part in another's rounding; that
-  of a query with the key at its own place is summed in full, so that it cannot underflow.
+  Scores are relative to the largest feature of either side alone, so no key has a part in another's
+  rounding; that of a query with the key at its own place is summed in full, so that it cannot
+  underflow.
   """
   top_query, top_key = finite(jnp.max(log_query, -1)), finite(jnp.max(log_key, -1))
   product = jnp.einsum('...kgtm,...ksm->...kgts', jnp.exp(log_query - top_query[..., None]),
@@ -195,7 +199,7 @@ def _within(log_query: Array, log_key: Array, value: Array, same: Array | None) 
 
 def _causal(log_query: Array, log_key: Array, value: Array, segments: Array | None,
             block: int) -> State:
-  """The state [..., K, G, T] of queries and keys in one order, each query after the keys up to its place.
+  """The state [..., K, G, T] of queries in one order with the keys, each after all before it.
 
   segments [..., T], if any, come in runs, and a run sees itself alone.
   """
@@ -242,7 +246,7 @@ def _causal(log_query: Array, log_key: Array, value: Array, segments: Array | No
 
 def _in_one_sequence(call: Call, log_query: Array, log_key: Array, value: Array, is_causal: bool,
                      block: int) -> State:
-  """Queries and keys sorted by segment, then position, keys first: what a query may see comes before it."""
+  """Sorts by segment, then position, keys first, so that what a query may see comes before it."""
   T, S = log_query.shape[-2], log_key.shape[-2]
   leading = log_query.shape[:-4]
   wide = lambda x, n: jnp.broadcast_to(
@@ -268,11 +272,12 @@ def _in_one_sequence(call: Call, log_query: Array, log_key: Array, value: Array,
 
 
 def orthogonal_features(rng: Array, num_features: int, head_dim: int) -> Array:
-  """Draws projection rows: blocks of head_dim orthogonal directions, with the norms of Gaussian rows.
+  """Draws blocks of head_dim orthogonal rows with the norms of Gaussian rows.
 
   Args:
     rng: a key.
-    num_features: M, the number of rows; the last block is cut short where head_dim does not divide it.
+    num_features: M, the number of rows; the last block is cut short where head_dim does not divide
+      it.
     head_dim: H.
 
   Returns:

@@ -29,20 +29,21 @@ def strided_attention(
     dropout_rng: Array | None = None,
     block_size: int | None = None,
 ) -> Array:
-  """Softmax attention in which each query sees the last `stride` keys and, before those, every stride-th.
+  """Softmax attention to the nearest `stride` keys and, beyond those, to every stride-th.
 
-  Query t attends to the keys s with |t - s| < stride or (t - s) % stride == 0, when causal also s <= t: the union of
-  both patterns in each head. Equal to `vanilla_attention` under `masks.strided(stride)`. With the default positions
-  the window and the columns, keys in the order of their residue, are two visits of disjoint sets, in
-  O(T * (stride + T / stride)) time and memory; explicit positions cost O(T * S) time in O(T + S) memory.
+  Query t attends to the keys s with |t - s| < stride or (t - s) % stride == 0, when causal also s
+  <= t: the union of both patterns in each head. Equal to `vanilla_attention` under
+  `masks.strided(stride)`. With the default positions the window and the columns, keys in the order
+  of their residue, are two visits of disjoint sets, in O(T * (stride + T / stride)) time and
+  memory; explicit positions cost O(T * S) time in O(T + S) memory.
 
   Args:
     query: [..., T, N, H].
     key: [..., S, K, H], with N a multiple of K.
     value: [..., S, K, Hv].
     stride: at least 1; about sqrt(T) costs least.
-    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate, dropout_rng: as in
-      `vanilla_attention`.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
+      dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
 
   Returns:

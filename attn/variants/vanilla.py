@@ -27,24 +27,26 @@ def vanilla_attention(
 ) -> Array:
   """Weighs every visible value by the softmax of its scaled product with the query.
 
-    output[t, n] = sum_s softmax_s(scale * q[t, n] . k[s, n // (N/K)] + bias[n, t, s]) v[s, n // (N/K)]
+    output[t, n] = sum_s softmax_s(scale * q[t, n] . k[s, n // (N/K)] + bias[n, t, s]) v[s, n //
+    (N/K)]
 
-  The only variant, with `attention_weights`, that holds a [T, S] array. Differentiable any number of times, in
-  either mode.
+  The only variant, with `attention_weights`, that holds a [T, S] array. Differentiable any number
+  of times, in either mode.
 
   Args:
     query: [..., T, N, H].
     key: [..., S, K, H], with N a multiple of K.
     value: [..., S, K, Hv].
-    bias: added to the scaled logits: an array that broadcasts to [..., N, T, S], of their rank, or a position bias
-      such as `positions.ALiBi` or `positions.T5Bias`.
+    bias: added to the scaled logits: an array that broadcasts to [..., N, T, S], of their rank, or
+      a position bias such as `positions.ALiBi` or `positions.T5Bias`.
     mask: boolean, True where a key may be seen; broadcasts to [..., N, T, S], of their rank.
     is_causal: hides keys at later positions than the query's.
     scale: multiplies the logits, before bias; H**-0.5 if None.
     query_positions: integers [T] or [..., T]; arange(T) if None.
     key_positions: integers [S] or [..., S]; arange(S) if None.
     segment_ids: integers [..., T], or a pair [..., T] and [..., S]; only equal ids see each other.
-    dropout_rate: the share of weights that become 0, in [0, 1); the others grow by 1 / (1 - dropout_rate).
+    dropout_rate: the share of weights that become 0, in [0, 1); the others grow by 1 / (1 -
+      dropout_rate).
     dropout_rng: the key of the draw; needed when dropout_rate is positive.
 
   Returns:
@@ -52,7 +54,8 @@ def vanilla_attention(
 
   Raises:
     TypeError: query, key or value is no array.
-    ValueError: shapes, dtypes or values disagree, or positions are needed, since T != S, and missing.
+    ValueError: shapes, dtypes or values disagree, or positions are needed, since T != S, and
+      missing.
 
   Source: Vaswani et al. 2017, section 3.2, https://arxiv.org/abs/1706.03762.
   """
