@@ -1,10 +1,11 @@
-"""Drop-ins for the attention call sites of others: the `attention_fn` of Flax linen and of nnx.
+"""Drop-ins for the attention calls of others: `jax.nn`, and `attention_fn` of Flax linen and nnx.
 
     attend = linen_attention_fn('local', window=128, is_causal=True)
     nn.MultiHeadDotProductAttention(num_heads=8, attention_fn=attend)
 
-The functions of this package are themselves drop-ins for `jax.nn.dot_product_attention`. Both
-frameworks pass arguments that only some functions use; each is named here, obeyed, or refused.
+The functions of this package take the arguments of `jax.nn.dot_product_attention` by position;
+`jax_nn_attention_fn` takes its other keywords too. Frameworks pass arguments that only some
+functions use; each is named here, obeyed, or refused.
 
 Where T differs from S, as in cached decoding, a pattern must know where the queries stand: at the
 last key that their row of the mask shows.
@@ -18,6 +19,73 @@ import jax.numpy as jnp
 
 from attn.axes import Array
 from attn.variants import VARIANTS, Params
+
+
+def jax_nn_attention_fn(name: str,
+                        params: Params | None = None,
+                        **options: Any) -> Callable[..., Array]:
+  """A function with the signature of `jax.nn.dot_product_attention`.
+
+  It keeps this package's contract where jax.nn differs: is_causal with T != S asks for
+  query_positions, a query that sees nothing gets zeros, float64 is computed in float64.
+
+  Args:
+    name: a row of VARIANTS.
+    params: the variant's arrays, as its `init` gives them.
+    **options: of the variant's function.
+
+  Returns:
+    a function of query, key, value, bias, mask and the keywords of jax.nn.
+
+  Raises, when called:
+    ValueError: local_window_size is given to another variant than local.
+    NotImplementedError: return_residual is asked for, or what the variant does not have.
+  """
+  _check_name(name)
+
+  def attention(query,
+                key,
+                value,
+                bias=None,
+                mask=None,
+                *,
+                scale=None,
+                is_causal=False,
+                query_seq_lengths=None,
+                key_value_seq_lengths=None,
+                local_window_size=None,
+                implementation=None,
+                return_residual=False):
+    del implementation  # which kernel computes it: there is one
+    _refuse(name, return_residual=return_residual)
+    given = dict(options, scale=scale, is_causal=is_causal)
+    if local_window_size is not None:
+      if name != 'local':
+        raise ValueError('local_window_size needs the variant local; '
+                         f'got {local_window_size!r} for {name}')
+      given['window'] = local_window_size
+    if key_value_seq_lengths is not None:
+      shown = _shorter(key_value_seq_lengths, key.shape[-3])[..., None, None, :]
+      mask = shown if mask is None else mask & shown
+    output = VARIANTS[name].apply(params or {}, query, key, value, bias, mask, **given)
+    if query_seq_lengths is None:
+      return output
+    rows = _shorter(query_seq_lengths, query.shape[-3])[..., None, None]
+    return jnp.where(rows, output, jnp.zeros_like(output))
+
+  return attention
+
+
+def _shorter(lengths: Array, size: int) -> Array:
+  """Which of `size` places lie within each length [...]: bool [..., size]."""
+  lengths = jnp.asarray(lengths)
+  places = jnp.arange(size, dtype=lengths.dtype).reshape((1,) * lengths.ndim + (size,))
+  return places < lengths[..., None]
+
+
+def _check_name(name: str) -> None:
+  if name not in VARIANTS:
+    raise ValueError(f'name must be one of {", ".join(VARIANTS)}; got {name!r}')
 
 
 def linen_attention_fn(name: str,
@@ -105,8 +173,7 @@ def _refuse(name: str, **options: Any) -> None:
 
 def _attention(name: str, params: Params | None, options: dict[str, Any]) -> Callable[..., Array]:
   """What both frameworks ask for, in this package's terms."""
-  if name not in VARIANTS:
-    raise ValueError(f'name must be one of {", ".join(VARIANTS)}; got {name!r}')
+  _check_name(name)
 
   def attend(query, key, value, bias, mask, broadcast_dropout, dropout_rng, dropout_rate,
              deterministic, dtype, precision, is_causal):
