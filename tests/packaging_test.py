@@ -43,14 +43,10 @@ def load_checker():
   return module
 
 
-def read_setup():
-  setup = configparser.ConfigParser(interpolation=None)
-  setup.read(ROOT / 'setup.cfg')
-  return setup
-
-
 def read_lock(name):
-  return dict(line.split('==') for line in (ROOT / 'requirements' / name).read_text().splitlines())
+  lines = (ROOT / 'requirements' / name).read_text().splitlines()
+  pins = (line.split('==') for line in lines)
+  return {canonicalize_name(package): version for package, version in pins}
 
 
 @pytest.fixture(scope='module')
@@ -128,34 +124,45 @@ def test_checker_lets_pass_what_the_rules_allow(tmp_path):
   assert 'no longer a long file' in load_checker().check(tmp_path)[0]
 
 
-@pytest.mark.parametrize('lock', LOCKS)
-def test_lock_is_exact_and_covers_setup_cfg(lock):
-  for line in (ROOT / 'requirements' / lock).read_text().splitlines():
-    assert re.fullmatch(r'[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*', line)
-  locked = {canonicalize_name(name): version for name, version in read_lock(lock).items()}
-  setup = read_setup()
+def direct_requirements():
+  """What setup.cfg asks for, extras included."""
+  setup = configparser.ConfigParser(interpolation=None)
+  setup.read(ROOT / 'setup.cfg')
   lines = [setup['options']['install_requires'], *setup['options.extras_require'].values()]
-  for requirement in map(Requirement, '\n'.join(lines).split()):
-    if requirement.name != 'attn':
-      assert locked[canonicalize_name(requirement.name)] in requirement.specifier
+  requirements = map(Requirement, '\n'.join(lines).split())
+  return [requirement for requirement in requirements if requirement.name != 'attn']
+
+
+@pytest.mark.parametrize('name', LOCKS)
+def test_lock_is_exact_and_covers_setup_cfg(name):
+  for line in (ROOT / 'requirements' / name).read_text().splitlines():
+    assert re.fullmatch(r'[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*', line)
+  locked = read_lock(name)
+  for requirement in direct_requirements():
+    assert locked[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 def test_locks_name_the_same_packages():
-  first, second = (read_lock(lock) for lock in LOCKS)
+  first, second = map(read_lock, LOCKS)
   assert first.keys() == second.keys()
 
 
 def test_lock_is_closed():
-  """Nothing that a locked package needs is missing from the lock of this Python."""
-  lock = LOCKS[0] if sys.version_info[:2] == (3, 11) else LOCKS[1]
-  locked = {canonicalize_name(name): version for name, version in read_lock(lock).items()}
+  """The lock of this Python holds all that is needed, and nothing else."""
+  locked = read_lock(LOCKS[0] if sys.version_info[:2] == (3, 11) else LOCKS[1])
   installed = {canonicalize_name(d.name): d for d in importlib.metadata.distributions()}
   if any(name not in installed or installed[name].version != locked[name] for name in locked):
     pytest.skip('this environment is not the locked one')
-  for name in locked:
-    for requirement in map(Requirement, installed[name].requires or ()):
-      if requirement.marker is None or requirement.marker.evaluate({'extra': ''}):
-        assert locked[canonicalize_name(requirement.name)] in requirement.specifier, name
+  pending, seen = direct_requirements(), set()
+  while pending:
+    requirement = pending.pop()
+    name = canonicalize_name(requirement.name)
+    assert locked[name] in requirement.specifier
+    for extra in {'', *requirement.extras} - {e for n, e in seen if n == name}:
+      seen.add((name, extra))
+      needs = map(Requirement, installed[name].requires or ())
+      pending += [r for r in needs if r.marker is None or r.marker.evaluate({'extra': extra})]
+  assert {name for name, _ in seen} == locked.keys()
 
 
 def test_readme_gives_the_commands_that_ci_runs():
