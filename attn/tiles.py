@@ -160,7 +160,7 @@ def _tiled(spec: Spec, C: int, D: int) -> Callable[..., tuple[Array, Array]]:
           *(lax.dynamic_update_slice_in_dim(x, y, i * C, axis) for x, y in zip(state, new))), None
 
     start = softmax.empty(inputs.query.shape[:-1], inputs.value.shape[-1], wide)
-    state, _ = lax.scan(step, start, pairs)
+    state = _over(step, start, pairs)
     lse = state.max + jnp.log(state.sum)
     return softmax.finish(state), jnp.where(state.sum > 0, lse, jnp.asarray(softmax.HIDDEN, wide))
 
@@ -196,12 +196,19 @@ def _tiled(spec: Spec, C: int, D: int) -> Callable[..., tuple[Array, Array]]:
                      _add_bias(grads.bias, dl, tile, i * C, j * D)), None
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, axes.wide(x.dtype)), inputs)
-    grads, _ = lax.scan(step, zeros, pairs)
+    grads = _over(step, zeros, pairs)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, inputs), None, None
 
   tiled = jax.custom_vjp(forward)
   tiled.defvjp(lambda *args: ((out := forward(*args)), (*args, *out)), backward)
   return tiled
+
+
+def _over(step: Callable[..., Any], start: Any, pairs: Array) -> Any:
+  """What remains after a step for every pair; a single one needs no loop to be compiled."""
+  if len(pairs) == 1:
+    return step(start, pairs[0])[0]
+  return lax.scan(step, start, pairs)[0]
 
 
 def _add(total: Array, part: Array, starts: dict[int, Array]) -> Array:

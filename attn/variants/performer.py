@@ -223,23 +223,25 @@ def _causal(log_query: Array, log_key: Array, value: Array, segments: Array | No
       state = softmax.merge(_read(sums, lq), _within(lq, lk, v, None))
       return _merge(sums, _sum(lk, v)), state
     same = (ids[..., :, None] == ids[..., None, :])[..., None, None, :, :]
-    carried = softmax.hide(lq, (ids == sums.segment)[..., None, None, :, None])
-    state = softmax.merge(_read(sums, carried), _within(lq, lk, v, same))
-    last = ids[..., -1:]
-    old = sums._replace(max=softmax.hide(sums.max, (sums.segment == last)[..., None]))
+    here, last = ids == sums.segment, ids[..., -1:]
+    before = _read(sums, softmax.hide(lq, here[..., None, None, :, None]))
+    kept = sums._replace(max=softmax.hide(sums.max, (sums.segment == last)[..., None]))
     new = _sum(softmax.hide(lk, (ids == last)[..., None, :, None]), v)
-    return _merge(old, new)._replace(segment=last), state
+    sums = _merge(kept, new)._replace(segment=last)
+    return sums, softmax.merge(before, _within(lq, lk, v, same))
 
   K, M = log_key.shape[-3], log_key.shape[-1]
   shape = (*log_key.shape[:lead], K, M)
   sums = _Sums(*softmax.empty(shape, value.shape[-1], log_key.dtype),
                segment=None if segments is None else segments[..., :1])
+  if number == 1:  # nothing to loop over, so nothing more to compile
+    return step(sums, (log_query, log_key, value, segments))[1]
   _, state = lax.scan(step, sums, blocks)
 
   def join(x):  # [number, ..., K, G, size, ...] to [..., K, G, T, ...]
     x = jnp.moveaxis(x, 0, lead + 2)
-    return x.reshape(*x.shape[:lead + 2], number * size,
-                     *x.shape[lead + 4:])[(slice(None),) * (lead + 2) + (slice(0, length),)]
+    x = x.reshape(*x.shape[:lead + 2], number * size, *x.shape[lead + 4:])
+    return lax.slice_in_dim(x, 0, length, axis=lead + 2)
 
   return State(*(join(x) for x in state))
 
@@ -256,8 +258,8 @@ def _in_one_sequence(call: Call, log_query: Array, log_key: Array, value: Array,
   segments = both(call.key_segments, call.query_segments)
   positions = both(call.key_positions,
                    call.query_positions) if is_causal else jnp.zeros_like(segments)
-  order = jnp.lexsort((positions, segments),
-                      -1)  # stable: a key stays before a query of its position
+  # The sort is stable: a key stays before a query of its position.
+  order = jnp.lexsort((positions, segments), -1)
   place = jnp.argsort(order, -1)[..., S:]
   fill = lambda x, n, value, first: jnp.concatenate(
       [jnp.full((*x.shape[:-2], n, x.shape[-1]), value, x.dtype), x][::1 if first else -1], -2)
