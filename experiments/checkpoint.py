@@ -55,7 +55,7 @@ class Checkpoints:
   def __enter__(self) -> 'Checkpoints':
     return self
 
-  def __exit__(self, kind, error, traceback) -> None:
+  def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
     try:
       self.wait()
     except CheckpointError as failure:
@@ -90,6 +90,10 @@ class Checkpoints:
     with _Reported('last checkpoint'):
       self._manager.wait_until_finished()
       self._manager.check_for_errors()
+
+  def latest_step(self) -> int | None:
+    """The step of the newest checkpoint, or None."""
+    return self._manager.latest_step()
 
   def restore(self, abstract: State) -> State | None:
     """The newest state that is whole, or None; damaged ones are moved aside with a warning.
@@ -148,10 +152,10 @@ class _Reported:
   def __init__(self, what: str):
     self._what = what
 
-  def __enter__(self):
+  def __enter__(self) -> None:
     pass
 
-  def __exit__(self, kind, error, traceback):
+  def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
     if isinstance(error, Exception):
       reason = ' '.join(str(error).split())[:300]
       raise CheckpointError(f'{self._what} could not be written: {reason}') from error

@@ -7,7 +7,7 @@ is declared. Which options a run really reads follows from the parts it chooses 
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import attn
 
@@ -24,7 +24,18 @@ class UserError(Exception):
   exit_status = 2
 
 
-def option(default: Any, help_text: str, *, group: str, choices=None, bounds=(None, None), **use):
+Choices = tuple[str, ...] | Callable[[], tuple[str, ...]] | None
+
+
+def option(default: Any,
+           help_text: str,
+           *,
+           group: str,
+           choices: Choices = None,
+           bounds: tuple[float | None, float | None] = (None, None),
+           models: tuple[str, ...] = MODELS,
+           by_task: bool = False,
+           free: bool = False) -> Any:
   """A Config field.
 
   Args:
@@ -33,32 +44,37 @@ def option(default: Any, help_text: str, *, group: str, choices=None, bounds=(No
     group: the heading of --help under which it stands.
     choices: the allowed values, or a function that returns them.
     bounds: the smallest and largest allowed value; None is no bound.
-    **use: models: the model families that read it, all if not given; tasks_only: whether only the
-      tasks that list it among their options read it; free: whether a run may be resumed with
-      another value, because no result depends on it.
+    models: the model families that read it.
+    by_task: whether only the tasks that list it among their options read it.
+    free: whether a run may be resumed with another value, because no result depends on it.
   """
-  use = dict(models=MODELS, tasks_only=group == 'task', free=False) | use
-  metadata = dict(help=help_text, group=group, choices=choices, bounds=bounds, **use)
+  metadata = dict(help=help_text,
+                  group=group,
+                  choices=choices,
+                  bounds=bounds,
+                  models=models,
+                  by_task=by_task,
+                  free=free)
   return dataclasses.field(default=default, metadata=metadata)
 
 
-def _tasks():
+def _tasks() -> tuple[str, ...]:
   from experiments import tasks  # Tasks are made from a Config; here only their names are wanted.
   return tuple(tasks.TASKS)
 
 
-def _variants():
+def _variants() -> tuple[str, ...]:
   return tuple(attn.VARIANTS)
 
 
-def _variants_or_default():
+def _variants_or_default() -> tuple[str, ...]:
   return ('',) + _variants()
 
 
 _part = functools.partial(option, group='parts')
 _variant = functools.partial(option, group='attention')
 _model = functools.partial(option, group='model')
-_task = functools.partial(option, group='task')
+_task = functools.partial(option, group='task', by_task=True)
 _training = functools.partial(option, group='training')
 _run = functools.partial(option, group='run')
 _place = functools.partial(_part, '', choices=_variants_or_default)
@@ -116,7 +132,7 @@ class Config:
   pooling: str = _model('mean',
                         'what a classifier reads of the positions',
                         choices=('mean', 'first'),
-                        tasks_only=True)
+                        by_task=True)
   remat: bool = _model(False, 'recompute layers in the backward pass, to save memory')
   dtype: str = _model('float32',
                       'dtype of the computation; parameters stay float32',
@@ -156,6 +172,20 @@ class Config:
     """Steps of warm-up."""
     return self.steps // 10 if self.warmup_steps < 0 else self.warmup_steps
 
+  def supports(self, variant: str, capability: str) -> bool:
+    """Whether an attention variant, with this config's options, can do what a model asks of it.
+
+    It can attend to another sequence unless it is a pattern of positions: those of two sequences
+    have nothing to do with each other.
+    """
+    row = attn.VARIANTS[variant]
+    if capability not in row.supports:
+      return False
+    if capability != 'cross' or row.pattern is None:
+      return True
+    names = set(row.options) & set(FIELDS) - {'block_size'}
+    return row.pattern(is_causal=False, **{name: getattr(self, name) for name in names}) is None
+
   def places(self) -> dict[str, Place]:
     """Where attention stands in this model: 'encoder', 'decoder', 'cross' -> Place."""
     places = {}
@@ -165,7 +195,7 @@ class Config:
         continue
       chosen = getattr(self, field)
       variant, source = (chosen, field) if chosen else (self.attention, 'attention')
-      if name == 'cross' and not chosen and 'cross' not in attn.VARIANTS[variant].supports:
+      if name == 'cross' and not chosen and not self.supports(variant, 'cross'):
         variant = 'vanilla'
       places[name] = Place(variant, causal, source)
     return places
@@ -194,13 +224,14 @@ def validate(config: Config) -> None:
 
 
 def _check_field(field: dataclasses.Field, value: Any) -> None:
-  name, kind = field.name, type(field.default)
+  name = field.name
+  kind: type = type(field.default)
   if type(value) is not kind and not (kind is float and type(value) is int):
     raise ValueError(f'{name} must be of type {kind.__name__}; got {value!r}')
   allowed = choices(field)
   if allowed is not None and value not in allowed:
     raise ValueError(f'{name}={value} is not one of: {", ".join(filter(None, allowed))}')
-  if kind is float and not math.isfinite(value):
+  if isinstance(value, float) and not math.isfinite(value):
     raise ValueError(f'{name} must be finite; got {value}')
   lower, upper = field.metadata['bounds']
   if lower is not None and value < lower or upper is not None and value > upper:
@@ -231,7 +262,6 @@ def _check_sizes(config: Config) -> None:
 
 
 def _check_place(config: Config, name: str, place: Place) -> None:
-  supports = attn.VARIANTS[place.variant].supports
   biased = name != 'cross' and config.positions in POSITION_BIASES
   grouped = config.kv_heads not in (0, config.heads)
   needs = (
@@ -242,7 +272,7 @@ def _check_place(config: Config, name: str, place: Place) -> None:
       ('grouped_heads', grouped, f'kv_heads={config.kv_heads} with heads={config.heads}'),
   )
   for capability, wanted, setting in needs:
-    if wanted and capability not in supports:
-      able = [other for other, row in attn.VARIANTS.items() if capability in row.supports]
+    if wanted and not config.supports(place.variant, capability):
+      able = [variant for variant in attn.VARIANTS if config.supports(variant, capability)]
       raise ValueError(f'{place.field}={place.variant} cannot serve {setting}; '
                        f'{place.field}={" or ".join(able)} can')

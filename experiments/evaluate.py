@@ -36,9 +36,9 @@ def make_evaluate(config: Config, task: Task,
   """
 
   @jax.jit
-  def batch_sums(params, index):
+  def batch_sums(params: Any, index: Array) -> tuple[Array, dict[str, tuple[Array, ...]]]:
     batch = task.sample(stream(config, 'eval', index), config.batch_size)
-    logits = model.apply({'params': params}, batch, deterministic=True, draw=0)
+    logits: Any = model.apply({'params': params}, batch, deterministic=True, draw=0)
     loss, _ = losses.cross_entropy(logits, batch['targets'], batch['weights'])
     answers = {MODEL: jnp.argmax(logits, -1)} | task.guesses(batch)
     return loss, {name: count_correct(answer, batch) for name, answer in answers.items()}
@@ -70,4 +70,4 @@ def count_correct(answer: Array, batch: dict[str, Array]) -> tuple[Array, Array,
   right = (answer == batch['targets']).reshape(len(answer), -1)
   scored = jnp.any(weights > 0, axis=1)
   exact = jnp.all(right | (weights == 0), axis=1) & scored
-  return jnp.sum(weights * right), jnp.sum(weights), jnp.sum(exact), jnp.sum(scored)
+  return jnp.sum(jnp.where(right, weights, 0)), jnp.sum(weights), jnp.sum(exact), jnp.sum(scored)

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import inspect
 import textwrap
-from typing import Sequence
+from typing import Any, Sequence
 
 from absl import flags
 
@@ -52,7 +52,7 @@ def parse(argv: Sequence[str]) -> Config | None:
   if len(rest) > 1:
     raise UserError(_stray(rest[1]))
   given = {name: values[name].value for name in FIELDS if values[name].present}
-  config = Config(**(_preset(given.get('preset', '')) | given))
+  config = Config(**(_preset(values['preset'].value) | given))
   try:
     config_lib.validate(config)
     tasks.make_task(config)
@@ -68,22 +68,23 @@ def _define() -> flags.FlagValues:
   values.set_gnu_getopt(True)
   flags.DEFINE_boolean('help', False, 'show this help', short_name='h', flag_values=values)
   for name, field in FIELDS.items():
+    default: Any = field.default
     meta, allowed = field.metadata, config_lib.choices(field)
     bounds = dict(zip(('lower_bound', 'upper_bound'), meta['bounds']))
     if allowed is not None:
-      flags.DEFINE_enum(name, field.default, allowed, meta['help'], flag_values=values)
-    elif isinstance(field.default, bool):
-      flags.DEFINE_boolean(name, field.default, meta['help'], flag_values=values)
-    elif isinstance(field.default, int):
-      flags.DEFINE_integer(name, field.default, meta['help'], flag_values=values, **bounds)
-    elif isinstance(field.default, float):
-      flags.DEFINE_float(name, field.default, meta['help'], flag_values=values, **bounds)
+      flags.DEFINE_enum(name, default, allowed, meta['help'], flag_values=values)
+    elif isinstance(default, bool):
+      flags.DEFINE_boolean(name, default, meta['help'], flag_values=values)
+    elif isinstance(default, int):
+      flags.DEFINE_integer(name, default, meta['help'], flag_values=values, **bounds)
+    elif isinstance(default, float):
+      flags.DEFINE_float(name, default, meta['help'], flag_values=values, **bounds)
     else:
-      flags.DEFINE_string(name, field.default, meta['help'], flag_values=values)
+      flags.DEFINE_string(name, default, meta['help'], flag_values=values)
   return values
 
 
-def _preset(name: str) -> dict:
+def _preset(name: Any) -> dict[str, Any]:
   if not name:
     return {}
   if name not in PRESETS:

@@ -74,8 +74,11 @@ def run(
     if not finite or params is not None or step % config.log_every == 0:
       metrics_file.write(row)
     if not finite:
+      last = checkpoints.latest_step()
       raise NonFinite(f'step {step} is not finite (loss {row["loss"]}, gradient norm '
-                      f'{row["grad_norm"]}); nothing of it was applied')
+                      f'{row["grad_norm"]}); nothing of it was applied. Last good checkpoint: '
+                      f'{"none" if last is None else f"step {last}"}. Try a smaller '
+                      '--learning_rate or --clip_norm')
     report(row)
 
   for step in range(saved + 1, config.steps + 1):

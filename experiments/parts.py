@@ -6,29 +6,27 @@ import attn
 from experiments import tasks
 from experiments.config import Config, FIELDS, UserError
 
-# Options of a variant's parameters, and of their upkeep, rather than of its function.
-_PARAMETER_OPTIONS = {
-    'linformer': ('rank', 'segment'),
-    'performer': ('num_features', 'redraw_steps')
-}
+# What models do with a variant's parameters, beside the sizes and options of its row.
+_UPKEEP = {'linformer': ('segment',), 'performer': ('redraw_steps',)}
 _CAUSAL_ONLY = frozenset({'segment'})
 
 
 def variant_fields(variant: str, causal: bool = True) -> frozenset[str]:
   """The fields that an attention variant reads."""
-  names = set(attn.VARIANTS[variant].options) | set(_PARAMETER_OPTIONS.get(variant, ()))
+  row = attn.VARIANTS[variant]
+  names = {*row.options, *row.sizes, *_UPKEEP.get(variant, ())}
   return frozenset(names & set(FIELDS)) - (frozenset() if causal else _CAUSAL_ONLY)
 
 
 def used_fields(config: Config) -> frozenset[str]:
   """The fields that a run of config reads."""
   places = config.places().values()
-  used = set()
+  used: set[str] = set()
   for place in places:
     used |= variant_fields(place.variant, place.causal) | {place.field}
   for name, field in FIELDS.items():
     group, models = field.metadata['group'], field.metadata['models']
-    if field.metadata['tasks_only']:
+    if field.metadata['by_task']:
       in_use = name in tasks.TASKS[config.task].options
     else:
       in_use = group != 'attention' and name != 'attention'
@@ -43,7 +41,7 @@ def readers(name: str) -> str:
   if meta['group'] == 'attention':
     variants = [variant for variant in attn.VARIANTS if name in variant_fields(variant)]
     return f'attention {", ".join(variants)}' + (' (causal)' if name in _CAUSAL_ONLY else '')
-  if meta['tasks_only']:
+  if meta['by_task']:
     reading = [task for task, family in tasks.TASKS.items() if name in family.options]
     return f'task {", ".join(reading)}'
   if len(meta['models']) < 3:

@@ -71,15 +71,17 @@ class Report:
     if not self._console.is_terminal:
       yield _Lines(self, start, self._config)
       return
-    columns = (BarColumn(None), MofNCompleteColumn(), TextColumn('{task.fields[numbers]}'),
+    columns = (BarColumn(20), MofNCompleteColumn(), TextColumn('{task.fields[numbers]}'),
                TimeRemainingColumn())
     with Progress(*columns, console=self._console, refresh_per_second=4) as bar:
       task = bar.add_task('', total=self._config.steps, completed=start, numbers='compiling')
       pace = _Pace(start)
 
       def update(row: dict[str, Any]) -> None:
-        numbers = f'{pace.rate(row["step"]):.1f} steps/s  {_numbers(row)}'
+        numbers = f'{pace.rate(row["step"]):.1f} steps/s {_training(row)}'
         bar.update(task, completed=row['step'], numbers=numbers)
+        if 'eval_loss' in row:
+          self.say(f'step {row["step"]}  {_held_out(row)}')
 
       yield update
 
@@ -97,19 +99,21 @@ class Report:
     self.say(f'everything is in {workdir}: metrics.jsonl, summary.json, checkpoints')
 
 
-def _numbers(row: dict[str, Any]) -> str:
-  text = f'loss {row["loss"]:.4f}  accuracy {row["accuracy"]:.4f}'
-  if 'eval_loss' in row:
-    text += (f'  held-out: loss {row["eval_loss"]:.4f}  accuracy {row["eval_accuracy"]:.4f}'
-             f'  exact match {row["eval_exact_match"]:.4f}')
-  return text
+def _training(row: dict[str, Any]) -> str:
+  return f'loss {row["loss"]:.4f} accuracy {row["accuracy"]:.4f}'
+
+
+def _held_out(row: dict[str, Any]) -> str:
+  return (f'held-out: loss {row["eval_loss"]:.4f} accuracy {row["eval_accuracy"]:.4f} '
+          f'exact match {row["eval_exact_match"]:.4f}')
 
 
 class _Pace:
   """Steps per second since the first step, whose time is mostly compilation."""
 
   def __init__(self, start: int):
-    self._first, self._since = start + 1, None
+    self._first = start + 1
+    self._since: float | None = None
 
   def rate(self, step: int) -> float:
     now = time.monotonic()
@@ -129,5 +133,9 @@ class _Lines:
     rate = self._pace.rate(step)
     if step % self._config.log_every and 'eval_loss' not in row:
       return
-    left = f'{(steps - step) / rate:.0f} s left' if rate else ''
-    self._report.say(f'step {step}/{steps}  {_numbers(row)}  {rate:.1f} steps/s  {left}'.rstrip())
+    line = [f'step {step}/{steps}', _training(row)]
+    if 'eval_loss' in row:
+      line.append(_held_out(row))
+    if rate and step < steps:
+      line += [f'{rate:.1f} steps/s', f'{(steps - step) / rate:.0f} s left']
+    self._report.say('  '.join(line))

@@ -30,7 +30,7 @@ class Sums(NamedTuple):
   """What adds up over the pieces of a batch, each [] float32: divide only at the end."""
   loss: Array
   correct: Array
-  count: Array
+  weight: Array
 
 
 def stream(config: Config, name: str, index: int | Array) -> Array:
@@ -57,27 +57,29 @@ def make_train_step(config: Config, task: Task,
   """
   optimizer, schedule = make_optimizer(config), learning_rate(config)
 
-  def loss_sums(params, batch, draw, rng):
-    logits = model.apply({'params': params},
-                         batch,
-                         deterministic=False,
-                         draw=draw,
-                         rngs={'dropout': rng})
+  def loss_sums(params: Any, batch: Batch, draw: Array | int, rng: Array) -> tuple[Array, Sums]:
+    logits: Any = model.apply({'params': params},
+                              batch,
+                              deterministic=False,
+                              draw=draw,
+                              rngs={'dropout': rng})
     targets, weights = batch['targets'], batch['weights']
-    loss, count = losses.cross_entropy(logits, targets, weights, config.label_smoothing)
-    return loss, Sums(loss, jnp.sum(weights * (jnp.argmax(logits, -1) == targets)), count)
+    loss, weight = losses.cross_entropy(logits, targets, weights, config.label_smoothing)
+    correct = jnp.where(jnp.argmax(logits, -1) == targets, weights, 0)
+    return loss, Sums(loss, jnp.sum(correct), weight)
 
-  def step(state: State):
+  def step(state: State) -> tuple[State, dict[str, Array]]:
     batch = task.sample(stream(config, 'data', state.step), config.batch_size)
     draw = state.step // config.redraw_steps if config.redraw_steps else 0
     rng = stream(config, 'dropout', state.step)
     sums, grads = _accumulate(jax.grad(loss_sums, has_aux=True), state.params, batch, draw, rng,
                               config.micro_batches)
-    total = jnp.where(sums.count > 0, sums.count, 1)
+    total = jnp.where(sums.weight > 0, sums.weight, 1)
     grads = jax.tree.map(lambda g: g / total, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     new = State(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-    loss, norm = sums.loss / total, optax.global_norm(grads)
+    squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(grads)]
+    loss, norm = sums.loss / total, jnp.sqrt(sum(squares, jnp.zeros(())))
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     for leaf in jax.tree.leaves(new.params):
       finite &= jnp.all(jnp.isfinite(leaf))
@@ -92,18 +94,20 @@ def make_train_step(config: Config, task: Task,
   return jax.jit(step, donate_argnums=0)
 
 
-def _accumulate(grad_fn, params, batch: Batch, draw, rng: Array, pieces: int) -> tuple[Sums, Any]:
+def _accumulate(grad_fn: Callable[..., tuple[Any, Sums]], params: Any, batch: Batch,
+                draw: Array | int, rng: Array, pieces: int) -> tuple[Sums, Any]:
   """Sums and gradients of the summed loss over a batch, computed in so many pieces."""
   if pieces == 1:
     grads, sums = grad_fn(params, batch, draw, rng)
     return sums, grads
 
-  def body(total, piece):
+  def body(total: Any, piece: Any) -> tuple[Any, None]:
     index, part = piece
     grads, sums = grad_fn(params, part, draw, jax.random.fold_in(rng, index))
     return jax.tree.map(jnp.add, total, (sums, grads)), None
 
-  zeros = Sums(*[jnp.zeros((), jnp.float32)] * 3), jax.tree.map(jnp.zeros_like, params)
+  zero = jnp.zeros((), jnp.float32)
+  zeros = Sums(zero, zero, zero), jax.tree.map(jnp.zeros_like, params)
   total, _ = jax.lax.scan(body, zeros, (jnp.arange(pieces), split(batch, pieces)))
   return total
 

@@ -59,8 +59,8 @@ class Stop:
     signal: the one that came, or None.
   """
 
-  def __init__(self):
-    self.signal = None
+  def __init__(self) -> None:
+    self.signal: int | None = None
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, self._note)
 

@@ -69,6 +69,7 @@ class Workdir:
     self.path = locate(config)
     try:
       self.path.mkdir(parents=True, exist_ok=True)
+      self._refuse_strangers()
       self._lock = open(self.path / _LOCK, 'a+', encoding='utf-8')
     except OSError as error:
       raise UserError(f'workdir {self.path} cannot be written to: {error.strerror}') from None
@@ -78,6 +79,13 @@ class Workdir:
     except BaseException:
       self._lock.close()
       raise
+
+  def _refuse_strangers(self) -> None:
+    names = os.listdir(self.path)
+    strangers = sorted(set(names) - {_LOCK, _CONFIG + '.tmp'})
+    if strangers and _CONFIG not in names:
+      raise UserError(f'workdir {self.path} is not empty and no run of this program '
+                      f'(it holds {strangers[0]}); give another --workdir')
 
   def _acquire(self) -> None:
     try:
@@ -92,17 +100,17 @@ class Workdir:
 
   def _adopt(self, config: Config) -> list[str]:
     record = self.read_json(_CONFIG)
-    ours = dict(config=dataclasses.asdict(config), versions=_versions(), commit=_commit())
+    versions, commit = _versions(), _commit()
     if record is None:
-      strangers = sorted(set(os.listdir(self.path)) - {_LOCK, _CONFIG + '.tmp'})
-      if strangers:
-        raise UserError(f'workdir {self.path} is not empty and no run of this program '
-                        f'(it holds {strangers[0]}); give another --workdir')
-      write_json(self.path / _CONFIG, ours)
+      write_json(self.path / _CONFIG,
+                 dict(config=dataclasses.asdict(config), versions=versions, commit=commit))
       return []
-    check_same(record['config'], config, self.path)
-    then = record['versions'] | {'commit': record['commit']}
-    now = ours['versions'] | {'commit': ours['commit']}
+    try:
+      theirs, then = record['config'], record['versions'] | {'commit': record['commit']}
+    except (KeyError, TypeError):
+      raise _damaged(self.path / _CONFIG) from None
+    check_same(theirs, config, self.path)
+    now = versions | {'commit': commit}
     return [
         f'started with {name} {then.get(name)}, continued with {value}: results may differ'
         for name, value in now.items()
@@ -121,15 +129,19 @@ class Workdir:
     except FileNotFoundError:
       return None
     except ValueError:
-      raise UserError(f'{path} is damaged; restore it, or give another --workdir') from None
+      raise _damaged(path) from None
 
   def close(self) -> None:
     """Lets another process in."""
     self._lock.close()
 
 
-def _versions() -> dict[str, str]:
-  packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+def _damaged(path: Path) -> UserError:
+  return UserError(f'{path} is damaged; restore it, or give another --workdir')
+
+
+def _versions() -> dict[str, str | None]:
+  packages: dict[str, str | None] = {name: importlib.metadata.version(name) for name in _PACKAGES}
   return {'python': platform.python_version()} | packages
 
 
@@ -137,8 +149,8 @@ def _commit() -> str | None:
   """The commit of this code, with '+' where files differ from it; None outside a checkout."""
   root = Path(__file__).parent
 
-  def git(*arguments):
-    return subprocess.run(('git', '-C', root) + arguments,
+  def git(*arguments: str) -> str:
+    return subprocess.run(('git', '-C', str(root)) + arguments,
                           capture_output=True,
                           text=True,
                           timeout=10,

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 
-def to_json(value: Any, **options) -> str:
+def to_json(value: Any, indent: int | None = None) -> str:
   """Strict JSON: a number that is not finite becomes the string 'nan', 'inf' or '-inf'."""
 
-  def strict(item):
+  def strict(item: Any) -> Any:
     if isinstance(item, dict):
       return {key: strict(inner) for key, inner in item.items()}
     if isinstance(item, (list, tuple)):
       return [strict(inner) for inner in item]
     return str(item) if isinstance(item, float) and not math.isfinite(item) else item
 
-  return json.dumps(strict(value), allow_nan=False, **options)
+  return json.dumps(strict(value), allow_nan=False, indent=indent)
 
 
 def write_json(path: Path, value: Any) -> None:
