@@ -12,6 +12,7 @@ from attn import checks, masks, softmax, tiles
 from attn.axes import Array, ArrayLike, Dims
 from attn.call import Call
 from attn.positions import PositionBias
+from attn.softmax import State
 from attn.variants import fixed
 
 
@@ -92,23 +93,31 @@ def linformer_attention(
                                    dropout_rng=dropout_rng)
   key_projection, value_projection = _check_projections(key_projection, value_projection, dims,
                                                         is_causal)
-  size = key_projection.shape[-2]
-  whole, own = call, spec._replace(visible=masks.causal() & masks.same_block(size))
+  whole = call
   call, keys_seen = calls.key_mask(call, 'linformer')
   if keys_seen is not None:
     hold = lambda x: jnp.where(keys_seen[..., None], x, jnp.zeros_like(x))
     call = call._replace(key=hold(call.key), value=hold(call.value))
   slots = _slots(call, key_projection, value_projection, keys_seen if is_causal else None)
-  visible = masks.causal() & masks.other_block(size) if is_causal else None
-  state = tiles.attend(slots, spec._replace(visible=visible))
-  shape = (*dims.leading, dims.K, dims.G, dims.T)
-  state = softmax.State(state.max.reshape(shape), state.sum.reshape(shape),
-                        state.weighted.reshape(*shape, dims.Hv))
-  if is_causal and query_positions is None and dims.T:
-    state = softmax.merge(state, fixed.own_block(whole, own, size, True, None))
-  elif is_causal:
-    state = softmax.merge(state, tiles.attend(whole, own))
+  if is_causal:
+    size = key_projection.shape[-2]
+    before = spec._replace(visible=masks.causal() & masks.other_block(size))
+    own = spec._replace(visible=masks.causal() & masks.same_block(size))
+    state = _reshape(tiles.attend(slots, before), dims)
+    if query_positions is None and dims.T:
+      state = softmax.merge(state, fixed.own_block(whole, own, size, True, None))
+    else:
+      state = softmax.merge(state, tiles.attend(whole, own))
+  else:
+    state = _reshape(tiles.attend(slots, spec), dims)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+
+def _reshape(state: State, dims: Dims) -> State:
+  """A state whose heads are grouped as the slots needed, as [..., K, G, T]."""
+  shape = (*dims.leading, dims.K, dims.G, dims.T)
+  return State(state.max.reshape(shape), state.sum.reshape(shape),
+               state.weighted.reshape(*shape, dims.Hv))
 
 
 def _check_projections(key_projection: ArrayLike, value_projection: ArrayLike, dims: Dims,
