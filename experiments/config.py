@@ -109,7 +109,7 @@ class Config:
                          bounds=_COUNT)
   stride: int = _variant(8, 'the stride of the pattern', bounds=_SIZE)
   summary: int = _variant(1, 'last positions of a block that later blocks see', bounds=_SIZE)
-  rank: int = _variant(32, 'slots that keys (causal: of a segment) are projected to', bounds=_SIZE)
+  rank: int = _variant(8, 'slots that keys (causal: of a segment) are projected to', bounds=_SIZE)
   segment: int = _variant(16, 'keys in one projected segment', bounds=_SIZE)
   num_features: int = _variant(64, 'random features', bounds=_SIZE)
   kernel: str = _variant('softmax', 'what the features stand for', choices=('softmax', 'relu'))
@@ -141,14 +141,14 @@ class Config:
   length: int = _task(0, 'tokens of a sequence, or most items to copy', bounds=_COUNT)
   vocab_size: int = _task(0, 'token ids, the five reserved ones included', bounds=_COUNT)
   num_pairs: int = _task(0, 'pairs of key and value in a sequence', bounds=_COUNT)
-  random_filler: bool = _task(True, 'random tokens between pairs and queries; else zeros')
+  random_filler: bool = _task(True, 'random tokens between pairs and queries (default); else zeros')
   num_classes: int = _task(0, 'classes to count or to agree', bounds=_COUNT)
   mask_rate: float = _task(0.0, 'chance that a word is hidden', bounds=_RATE)
 
-  steps: int = _training(1000, 'optimiser steps', bounds=(1, 2**31 - 1))
+  steps: int = _training(800, 'optimiser steps', bounds=(1, 2**31 - 1))
   batch_size: int = _training(64, 'sequences in a step', bounds=_SIZE)
   micro_batches: int = _training(1, 'pieces a batch is computed in, to save memory', bounds=_SIZE)
-  learning_rate: float = _training(1e-3, 'peak learning rate', bounds=_POSITIVE)
+  learning_rate: float = _training(3e-3, 'peak learning rate', bounds=_POSITIVE)
   warmup_steps: int = _training(-1,
                                 'linear warm-up before the cosine decay; -1: a tenth',
                                 bounds=(-1, None))

@@ -124,7 +124,7 @@ def _describe(field: dataclasses.Field) -> list[str]:
         f'{task} ({" ".join(family.models)})' for task, family in tasks.TASKS.items())
   elif (allowed := config_lib.choices(field)) is not None and '' not in allowed:
     text += ': ' + ', '.join(allowed)
-  if field.metadata['group'] == 'task':
+  if field.metadata['group'] == 'task' and not isinstance(field.default, bool):
     text += '. For ' + ', '.join(f'{task} ({family.options[name]})'
                                  for task, family in tasks.TASKS.items()
                                  if name in family.options)

@@ -68,6 +68,6 @@ def resolved(config: Config) -> dict[str, Any]:
   """The fields a run reads, with the task's own defaults in place of zeros."""
   values = {name: getattr(config, name) for name in FIELDS if name in used_fields(config)}
   for name, default in tasks.TASKS[config.task].options.items():
-    if not values.get(name, True):
+    if values.get(name) == 0 and not isinstance(values[name], bool):
       values[name] = default
   return values

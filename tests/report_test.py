@@ -60,6 +60,11 @@ def test_a_terminal_gets_a_bar_with_the_numbers(monkeypatch):
     assert part in text
 
 
+def test_settings_resolve_a_size_but_not_a_switch():
+  assert 'random_filler=False' in settings(Config(task='mqar', random_filler=False))
+  assert 'num_pairs=4 random_filler=True' in settings(Config(task='mqar'))
+
+
 def test_settings_are_what_is_read_and_what_is_unusual():
   text = settings(Config(attention='local', norm='post', steps=7))
   assert 'window=16' in text and 'norm=post' in text and 'steps=7' in text

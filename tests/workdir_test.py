@@ -31,7 +31,7 @@ def test_it_records_config_versions_and_commit(config):
 def test_another_config_is_refused_with_every_difference(config):
   open_and_close(config)
   other = dataclasses.replace(config, heads=2, learning_rate=.5)
-  message = r'heads=4 there, 2 now; learning_rate=0.001 there, 0.5 now.*another --workdir'
+  message = r'heads=4 there, 2 now; learning_rate=0.003 there, 0.5 now.*another --workdir'
   with pytest.raises(UserError, match=message):
     Workdir(other)
   assert not open_and_close(config).warnings
