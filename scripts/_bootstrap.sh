@@ -175,7 +175,8 @@ make_venv() {
 # Waits until no other script sets up. The lock belongs to the open file, so it ends when this
 # script and all that it started have ended.
 lock_setup() {
-  { exec 9>>"$venv.lock"; } 2>/dev/null || fail "cannot write in $root (a full disk?)"
+  { exec 9>>"$venv.lock"; } 2>/dev/null ||
+    fail "cannot write in $root: the disk is full, or you may not"
   "$base" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2>/dev/null && return
   say "Waiting for another script that sets up $venv."
   step "$base" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
