@@ -100,21 +100,16 @@ def check_int(name: str, x: Any, least: int) -> int:
 
 
 def check_window(window: int | tuple[int, int], is_causal: bool) -> tuple[int, int]:
-  """Returns (left, right); an int w means (w, w), or (w, 0) when causal.
+  """Returns (left, right); an int w means (w, w); causal, right is 0 whatever was given.
 
   Raises:
-    ValueError: a side is negative or no integer, or a causal window looks to the right.
+    ValueError: a side is negative or no integer.
   """
-  sides = tuple(window) if isinstance(window,
-                                      (tuple, list)) else (window, 0 if is_causal else window)
+  sides = tuple(window) if isinstance(window, (tuple, list)) else (window, window)
   if len(sides) != 2:
     raise ValueError(f'window must be an int or a pair (left, right); got {window!r}')
-  left, right = sides
-  left, right = check_int('window', left, 0), check_int('window', right, 0)
-  if is_causal and right:
-    raise ValueError(f'window = {window!r} looks {right} keys ahead but is_causal=True hides them; '
-                     f'use window=({left}, 0)')
-  return left, right
+  left, right = (check_int('window', side, 0) for side in sides)
+  return left, 0 if is_causal else right
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:

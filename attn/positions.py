@@ -117,7 +117,7 @@ def rope(x: Array,
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-  """The slope of each head, float32 [num_heads]: 2^(-8i/n), i = 1 ... n, for n a power of two.
+  """The slope of each head, float64 [num_heads]: 2^(-8i/n), i = 1 ... n, for n a power of two.
 
   Other counts follow the authors' code: the slopes of the power of two below, then every other one
   of the next.
@@ -127,7 +127,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
   n = check_int('num_heads', num_heads, 1)
   power = 2**math.floor(math.log2(n))
   slopes = lambda m: 2.**(-8. * np.arange(1, m + 1) / m)
-  return np.concatenate([slopes(power), slopes(2 * power)[0::2][:n - power]]).astype(np.float32)
+  return np.concatenate([slopes(power), slopes(2 * power)[0::2][:n - power]])
 
 
 def _distance(query_positions: ArrayLike, key_positions: ArrayLike) -> Array:

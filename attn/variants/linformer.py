@@ -155,15 +155,16 @@ def _slots(call: Call, key_projection: Array, value_projection: Array,
     K, G = K * G, 1
 
   def project(x, projection):
-    blocks = x[..., :number * size, :].reshape(*x.shape[:-2], number, size, x.shape[-1])
-    projection = projection.astype(x.dtype)
+    # In float32 at least, since XLA on CPU has no bfloat16 product of this form.
     wide = axes.wide(x.dtype)
+    blocks = x[..., :number * size, :].reshape(*x.shape[:-2], number, size, x.shape[-1])
+    blocks, projection = blocks.astype(wide), projection.astype(wide)
     if projection.ndim == 2:
-      slots = jnp.einsum('...kbsh,sr->...kbrh', blocks, projection, preferred_element_type=wide)
+      slots = jnp.einsum('...kbsh,sr->...kbrh', blocks, projection)
       slots = jnp.repeat(slots, K // x.shape[-3], -4)
     else:
       projection = projection.reshape(x.shape[-3], -1, size, rank)
-      slots = jnp.einsum('...kbsh,kgsr->...kgbrh', blocks, projection, preferred_element_type=wide)
+      slots = jnp.einsum('...kbsh,kgsr->...kgbrh', blocks, projection)
     return slots.reshape(*x.shape[:-3], K, number * rank, x.shape[-1]).astype(x.dtype)
 
   mask = None

@@ -37,8 +37,8 @@ def local_attention(
     query: [..., T, N, H].
     key: [..., S, K, H], with N a multiple of K.
     value: [..., S, K, Hv].
-    window: keys to the left and right of the query, its own not counted; an int w is (w, w), or (w,
-      0) when causal.
+    window: keys to the left and right of the query, its own not counted; an int w is (w, w).
+      Causal, right is 0.
     bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
       dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
@@ -47,8 +47,7 @@ def local_attention(
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
 
   Raises:
-    TypeError, ValueError: as in `vanilla_attention`, or window is negative or looks ahead although
-      is_causal.
+    TypeError, ValueError: as in `vanilla_attention`, or window is negative.
 
   Source: Beltagy et al. 2020, Longformer, section 3.1, https://arxiv.org/abs/2004.05150.
   """
