@@ -1,0 +1,1 @@
+"""The runner: tasks, Flax models, training, evaluation. Nothing imports it; it imports attn."""

@@ -1,0 +1,96 @@
+"""The three model families, built from a Config for a task."""
+
+from typing import Any
+
+import attn
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from experiments.config import Config, FIELDS, Place, validate
+from experiments.models import layers
+from experiments.models.decoder import Decoder
+from experiments.models.encoder import Encoder
+from experiments.models.seq2seq import Seq2Seq
+from experiments.tasks import Task
+
+
+def _attention(config: Config, place: Place, key_length: int) -> layers.AttentionSpec:
+  """Collects what the variant at a place needs; key_length is the most keys it will see."""
+  variant = attn.VARIANTS[place.variant]
+  options = {name: getattr(config, name) for name in variant.options if name in FIELDS}
+  if not options.get('block_size', 1):
+    del options['block_size']  # 0: the variant's own
+  return layers.AttentionSpec(
+      variant=place.variant,
+      options=tuple(options.items()),
+      sizes=tuple((name, getattr(config, name)) for name in variant.sizes),
+      parameter_length=config.segment if place.causal else key_length,
+      num_heads=config.heads,
+      num_kv_heads=config.kv_heads or config.heads,
+      is_causal=place.causal,
+      dropout=config.attention_dropout,
+      seed=config.seed,
+  )
+
+
+def _stack(
+    config: Config,
+    length: int,
+    self_attention: layers.AttentionSpec,
+    cross_attention: layers.AttentionSpec | None = None,
+) -> layers.StackSpec:
+  return layers.StackSpec(
+      num_layers=config.num_layers,
+      model_dim=config.model_dim,
+      mlp_dim=config.mlp_dim or 4 * config.model_dim,
+      activation=config.activation,
+      norm=config.norm,
+      positions=config.positions,
+      max_length=length,
+      dropout=config.dropout,
+      remat=config.remat,
+      dtype=jnp.dtype(config.dtype),
+      self_attention=self_attention,
+      cross_attention=cross_attention,
+  )
+
+
+def build_model(config: Config, task: Task) -> nn.Module:
+  """Builds the model of config.model for a task.
+
+      variables = model.init({'params': rng}, batch)
+      logits = model.apply(variables, batch, deterministic=False, draw=n, rngs={'dropout': rng})
+
+  `draw` numbers the draw of Performer features: those of a layer are a function of (config.seed,
+  layer, draw), computed in the graph, so that another number recompiles nothing.
+
+  Raises:
+    ValueError: the choices clash; the message names them and the way out.
+  """
+  validate(config)
+  if config.tie_embeddings and not (task.per_position and task.num_classes == task.vocab_size):
+    raise ValueError(f'tie_embeddings needs targets that are tokens, but task {config.task} has '
+                     f'{task.num_classes} classes and {task.vocab_size} tokens; use '
+                     'tie_embeddings=False')
+  places, source, target = config.places(), task.input_length, task.target_length
+  sizes: dict[str, Any] = {
+      'vocab_size': task.vocab_size,
+      'num_classes': task.num_classes,
+      'tie_embeddings': config.tie_embeddings
+  }
+  if config.model == 'encoder':
+    stack = _stack(config, source, _attention(config, places['encoder'], source))
+    return Encoder(stack=stack, pooling=None if task.per_position else config.pooling, **sizes)
+  self_attention = _attention(config, places['decoder'], target)
+  if config.model == 'decoder':
+    return Decoder(stack=_stack(config, target, self_attention), **sizes)
+  cross_attention = _attention(config, places['cross'], source)
+  return Seq2Seq(encoder=_stack(config, source, _attention(config, places['encoder'], source)),
+                 decoder=_stack(config, target, self_attention, cross_attention),
+                 **sizes)
+
+
+def param_count(params: Any) -> int:
+  """Counts the numbers in a tree of parameters."""
+  return sum(x.size for x in jax.tree.leaves(params))

@@ -1,0 +1,28 @@
+"""Decoder-only: the next token at every position, from those up to it."""
+
+from flax import linen as nn
+from jax import Array
+
+from experiments.models import layers
+
+
+class Decoder(nn.Module):
+  """Attributes: see `build_model`."""
+  vocab_size: int
+  num_classes: int
+  stack: layers.StackSpec
+  tie_embeddings: bool
+
+  @nn.compact
+  def __call__(self,
+               batch: dict[str, Array],
+               *,
+               deterministic: bool = True,
+               draw: Array | int = 0) -> Array:
+    """Returns logits, float32 [B, T, num_classes]."""
+    embedding = layers.Embedding(self.vocab_size, self.stack.model_dim, name='embedding')
+    x = layers.Stack(self.stack, name='decoder')(embedding(batch['inputs']),
+                                                 deterministic=deterministic,
+                                                 draw=draw)
+    head = layers.Head(self.num_classes, name='head')
+    return head(x, embedding if self.tie_embeddings else None)

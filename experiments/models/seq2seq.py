@@ -1,0 +1,38 @@
+"""Sequence to sequence: an encoder of the source, a decoder of the target that attends to it."""
+
+from flax import linen as nn
+from jax import Array
+
+from experiments.models import layers
+
+
+class Seq2Seq(nn.Module):
+  """Attributes: see `build_model`. Source and target share the token embedding."""
+  vocab_size: int
+  num_classes: int
+  encoder: layers.StackSpec
+  decoder: layers.StackSpec
+  tie_embeddings: bool
+
+  @nn.compact
+  def __call__(self,
+               batch: dict[str, Array],
+               *,
+               deterministic: bool = True,
+               draw: Array | int = 0) -> Array:
+    """Returns logits, float32 [B, T, num_classes], by teacher forcing."""
+    embedding = layers.Embedding(self.vocab_size, self.encoder.model_dim, name='embedding')
+    mask = batch['source_mask']
+    context = layers.Stack(self.encoder, name='encoder')(embedding(batch['source']),
+                                                         mask,
+                                                         deterministic=deterministic,
+                                                         draw=draw)
+    x = layers.Stack(self.decoder, first_instance=2 * self.encoder.num_layers,
+                     name='decoder')(embedding(batch['inputs']),
+                                     None,
+                                     context,
+                                     mask,
+                                     deterministic=deterministic,
+                                     draw=draw)
+    head = layers.Head(self.num_classes, name='head')
+    return head(x, embedding if self.tie_embeddings else None)

@@ -1,0 +1,36 @@
+"""The tasks: pure functions (rng, batch_size) -> batch, and the trivial answers to them."""
+
+from typing import TYPE_CHECKING
+
+from experiments.tasks import grammar
+from experiments.tasks import majority
+from experiments.tasks import rearrange
+from experiments.tasks import recall
+from experiments.tasks.base import (Batch, BOS, EOS, MASK, next_token, PAD, RESERVED, SEP, Task,
+                                    TaskFamily)
+
+if TYPE_CHECKING:
+  from experiments.config import Config
+
+TASKS: dict[str, TaskFamily] = (rearrange.TASKS | recall.TASKS | majority.TASKS | grammar.TASKS)
+
+
+def make_task(config: 'Config') -> Task:
+  """Makes the task a Config names.
+
+  Raises:
+    ValueError: the task is unknown, not one for the model family, or a size is out of bounds.
+  """
+  if config.task not in TASKS:
+    raise ValueError(f'task must be one of {", ".join(TASKS)}; got {config.task}')
+  family = TASKS[config.task]
+  if config.model not in family.models:
+    raise ValueError(f'task {config.task} is for model {" or ".join(family.models)}; '
+                     f'got model {config.model}')
+  return family.make(config)
+
+
+__all__ = [
+    'BOS', 'Batch', 'EOS', 'MASK', 'PAD', 'RESERVED', 'SEP', 'TASKS', 'Task', 'TaskFamily',
+    'make_task', 'next_token'
+]

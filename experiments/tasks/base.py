@@ -1,0 +1,113 @@
+"""What every task shares: reserved tokens, the Task and Batch types, sizes, next-token shift."""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any, NamedTuple, TYPE_CHECKING
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+  from experiments.config import Config
+
+PAD, BOS, EOS, SEP, MASK = range(5)
+RESERVED = 5  # the first id that is an ordinary token
+
+Batch = dict[str, Array]
+
+
+class Task(NamedTuple):
+  """A data distribution with its trivial answers.
+
+  Attributes:
+    vocab_size: token ids are in [0, vocab_size).
+    num_classes: size of the logits' last axis.
+    input_length: static length of `source` where there is one, else of `inputs`.
+    target_length: static length of `inputs` next to a `source`, else the same as input_length.
+    sample: (rng, batch_size) -> Batch, pure; jit it with batch_size static.
+    guesses: Batch -> {name: integers shaped like targets}, what each trivial baseline answers.
+    note: what is learned, and what to compare an accuracy with.
+    per_position: whether targets are [B, T]; otherwise they are [B] and the model pools.
+
+  A batch holds int32 tokens, float32 weights and boolean masks (True = a real token):
+    decoder: inputs [B, T], targets [B, T], weights [B, T].
+    seq2seq: source [B, S], source_mask [B, S], inputs [B, T], targets [B, T], weights [B, T].
+    encoder: inputs [B, T], input_mask [B, T], targets and weights [B, T] or [B].
+  """
+  vocab_size: int
+  num_classes: int
+  input_length: int
+  target_length: int
+  sample: Callable[[Array, int], Batch]
+  guesses: Callable[[Batch], dict[str, Array]]
+  note: str
+  per_position: bool = True
+
+
+class TaskFamily(NamedTuple):
+  """How a task is made from a Config.
+
+  Attributes:
+    make: Config -> Task.
+    models: the model families that can be trained on it.
+    options: Config fields the task reads -> the default the task uses where the field is 0.
+  """
+  make: Callable[['Config'], Task]
+  models: tuple[str, ...]
+  options: Mapping[str, Any]
+
+
+def size(
+    config: 'Config',
+    options: Mapping[str, Any],
+    name: str,
+    low: float,
+    high: float = math.inf,
+) -> Any:
+  """Returns Config field `name`, for 0 the task's default; ValueError unless from low to high."""
+  value = getattr(config, name) or options[name]
+  if not low <= value <= high:
+    bound = f'at least {low}' if high == math.inf else f'from {low} to {high}'
+    raise ValueError(f'{name} must be {bound} for task {config.task}; got {value}. '
+                     f'0 means this task\'s default, {options[name]}')
+  return value
+
+
+def next_token(tokens: Array, scored: Array) -> Batch:
+  """Shifts whole sequences [B, T+1] once: `inputs` at position t predict token t + 1 as `targets`.
+
+  Args:
+    tokens: [B, T+1].
+    scored: [B, T+1], true at the tokens whose prediction counts.
+  """
+  return {
+      'inputs': tokens[:, :-1],
+      'targets': tokens[:, 1:],
+      'weights': scored[:, 1:].astype(jnp.float32),
+  }
+
+
+def chance(shape: tuple[int, ...], low: int, high: int) -> Array:
+  """Returns int32 guesses drawn evenly from [low, high), the same at every call."""
+  return jax.random.randint(jax.random.key(0), shape, low, high, jnp.int32)
+
+
+def draw_distinct(rng: Array, log_weights: Array, batch_size: int, count: int) -> Array:
+  """Draws `count` distinct indices per row, one after the other with the given weights.
+
+  The largest of log weight + Gumbel noise are a weighted sample without replacement.
+
+  Args:
+    rng: a key.
+    log_weights: [n].
+    batch_size: B.
+    count: at most n.
+
+  Returns:
+    int32 [B, count].
+
+  Source: Kool et al. 2019, section 2.3, https://arxiv.org/abs/1903.06059.
+  """
+  noise = jax.random.gumbel(rng, (batch_size, log_weights.shape[0]), jnp.float32)
+  return jax.lax.top_k(noise + log_weights[None, :], count)[1].astype(jnp.int32)
