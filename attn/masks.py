@@ -190,7 +190,8 @@ def strided(stride: int) -> Predicate:
 
 def fixed(stride: int, summary: int = 1) -> Predicate:
   """The query's own block of `stride` keys and the last `summary` of every block (ibid.)."""
-  return same_block(stride) | _Summary(stride, check_summary(stride, summary))
+  summary = check_summary(stride, summary)
+  return same_block(stride) | _Summary(stride, summary)
 
 
 def check_summary(stride: int, summary: int) -> int:

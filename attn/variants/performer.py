@@ -87,12 +87,16 @@ def performer_attention(
   block = 128 if block_size is None else checks.check_int('block_size', block_size, 1)
   features = _check_features(features, kernel, dims)
   call, seen = calls.key_mask(call, 'performer')
-  log_query, log_key, weighted = _log_features(call, features, kernel, spec.scale, seen)
   placed = is_causal and not (query_positions is None and key_positions is None)
+  sequence = _sequence(call, is_causal) if dims.T and (placed or segment_ids is not None) else None
+  if sequence is not None:
+    reached = sequence.reached[..., None, :]
+    seen = reached if seen is None else reached & seen
+  log_query, log_key, weighted = _log_features(call, features, kernel, spec.scale, seen)
   if not dims.S or not dims.T:
     state = softmax.empty(call.query.shape[:-1], dims.Hv, log_query.dtype)
-  elif segment_ids is not None or placed:
-    state = _in_one_sequence(call, log_query, log_key, weighted, is_causal, block)
+  elif sequence is not None:
+    state = _in_one_sequence(sequence, log_query, log_key, weighted, block)
   elif is_causal:
     state = _causal(log_query, log_key, weighted, None, block)
   else:
@@ -246,29 +250,50 @@ def _causal(log_query: Array, log_key: Array, value: Array, segments: Array | No
   return State(*(join(x) for x in state))
 
 
-def _in_one_sequence(call: Call, log_query: Array, log_key: Array, value: Array, is_causal: bool,
-                     block: int) -> State:
-  """Sorts by segment, then position, keys first, so that what a query may see comes before it."""
-  T, S = log_query.shape[-2], log_key.shape[-2]
-  leading = log_query.shape[:-4]
-  wide = lambda x, n: jnp.broadcast_to(
-      jnp.zeros((1,) * len(leading) + (n,), jnp.int32)
-      if x is None else jnp.asarray(x, jnp.int32), (*leading, n))
-  both = lambda key, query: jnp.concatenate([wide(key, S), wide(query, T)], -1)
-  segments = both(call.key_segments, call.query_segments)
-  positions = both(call.key_positions,
-                   call.query_positions) if is_causal else jnp.zeros_like(segments)
+class _Sequence(NamedTuple):
+  """Keys and queries in one sequence of S + T, in which what a query may see comes before it."""
+  order: Array  # [..., S + T], keys counted first, then queries
+  segments: Array  # [..., S + T], sorted
+  reached: Array  # bool [..., S], whether any query comes after the key in its segment
+
+
+def _sequence(call: Call, is_causal: bool) -> _Sequence:
+  """Sorts by segment, then (causal) position, keys before queries."""
+  leading, T, S = call.query.shape[:-4], call.query.shape[-2], call.key.shape[-2]
+
+  def join(key, query):
+    parts = ((jnp.zeros(
+        (1,) * len(leading) + (n,), jnp.int32) if x is None else jnp.asarray(x, jnp.int32), n)
+             for x, n in ((key, S), (query, T)))
+    return jnp.concatenate([jnp.broadcast_to(x, (*leading, n)) for x, n in parts], -1)
+
+  segments = join(call.key_segments, call.query_segments)
+  positions = (join(call.key_positions, call.query_positions),) if is_causal else ()
   # The sort is stable: a key stays before a query of its position.
-  order = jnp.lexsort((positions, segments), -1)
-  place = jnp.argsort(order, -1)[..., S:]
-  fill = lambda x, n, value, first: jnp.concatenate(
-      [jnp.full((*x.shape[:-2], n, x.shape[-1]), value, x.dtype), x][::1 if first else -1], -2)
-  sort = lambda x, heads: jnp.take_along_axis(x, order.reshape(*leading, *(1,) * heads, -1, 1), -2)
-  state = _causal(sort(fill(log_query, S, 0, True), 2),
-                  sort(fill(log_key, T, softmax.HIDDEN, False),
-                       1), sort(fill(value, T, 0, False), 1),
-                  jnp.take_along_axis(segments, order, -1), block)
-  place = place.reshape(*leading, 1, 1, T)
+  index = jnp.lexsort((*positions, segments), -1)
+  segments = jnp.take_along_axis(segments, index, -1)
+  ids = jnp.broadcast_to(jnp.arange(S + T, dtype=index.dtype), index.shape)
+  following = lax.cummin(jnp.where(index >= S, ids, S + T - 1), index.ndim - 1, reverse=True)
+  reached = ((jnp.take_along_axis(index, following, -1) >= S) &
+             (jnp.take_along_axis(segments, following, -1) == segments))
+  return _Sequence(index, segments,
+                   jnp.take_along_axis(reached, jnp.argsort(index, -1), -1)[..., :S])
+
+
+def _in_one_sequence(sequence: _Sequence, log_query: Array, log_key: Array, value: Array,
+                     block: int) -> State:
+  """The state [..., K, G, T] of queries after the keys that come before them in the order."""
+  T, S, leading = log_query.shape[-2], log_key.shape[-2], log_query.shape[:-4]
+
+  def sort(x, fill, before, after):
+    heads = x.ndim - len(leading) - 2
+    index = sequence.order.reshape(*leading, *(1,) * heads, S + T, 1)
+    widths = [(0, 0)] * (x.ndim - 2) + [(before, after), (0, 0)]
+    return jnp.take_along_axis(jnp.pad(x, widths, constant_values=fill), index, -2)
+
+  state = _causal(sort(log_query, 0, S, 0), sort(log_key, softmax.HIDDEN, 0, T),
+                  sort(value, 0, 0, T), sequence.segments, block)
+  place = jnp.argsort(sequence.order, -1)[..., S:].reshape(*leading, 1, 1, T)
   return State(jnp.take_along_axis(state.max, place, -1), jnp.take_along_axis(state.sum, place, -1),
                jnp.take_along_axis(state.weighted, place[..., None], -2))
 
