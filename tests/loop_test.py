@@ -16,6 +16,7 @@ from tests import tiny
 from tests.writer_test import rows
 
 MODEL = tiny.Model()
+POISONED = tiny.poisoned(tiny.CONFIG, 3)
 # Compiled once for the many runs of this file; resume_test.py compiles anew.
 train_step_of = functools.cache(lambda config, task: make_train_step(config, task, MODEL))
 evaluate_of = functools.cache(lambda config, task: make_evaluate(config, task, MODEL))
@@ -110,7 +111,7 @@ def test_a_run_that_has_ended_is_only_scored(whole, tmp_path):
 @pytest.mark.parametrize('checkpoint_every, last_good', [(2, 2), (0, None), (1, 3)])
 def test_a_step_that_is_not_finite_ends_the_run(tmp_path, checkpoint_every, last_good):
   config = dataclasses.replace(tiny.CONFIG, checkpoint_every=checkpoint_every)
-  task = tiny.poisoned(config, 3)
+  task = POISONED
   for _ in range(2):
     with pytest.raises(loop.NonFinite, match='step 4 is not finite .loss nan.*nothing of it'):
       train(tmp_path, config, task)
