@@ -5,4 +5,43 @@ A docstring gives the command, the time it takes on two CPU cores, and the resul
 
 from typing import Any, Callable
 
-PRESETS: dict[str, Callable[[], dict[str, Any]]] = {}
+
+def recall() -> dict[str, Any]:
+  """Multi-query associative recall, which two layers of attention solve.
+
+  python -m experiments.train --preset=recall
+  About 1 minute on 2 cores; accuracy 1.00, where naming any value in context gives 0.25.
+  """
+  return dict(task='mqar', model='decoder', attention='vanilla', steps=500)
+
+
+def recall_one_layer() -> dict[str, Any]:
+  """The same with one layer, which cannot do better than to name any value in context.
+
+  python -m experiments.train --preset=recall_one_layer
+  Under 1 minute on 2 cores; accuracy about 0.26, where naming any value in context gives 0.25.
+  """
+  return recall() | dict(num_layers=1)
+
+
+def reverse() -> dict[str, Any]:
+  """Reversal from encoder to decoder, with a window in each and dense cross-attention.
+
+  python -m experiments.train --preset=reverse
+  About 1 minute on 2 cores; accuracy above 0.99, where the majority class gives 0.14.
+  """
+  return dict(task='reverse', model='seq2seq', attention='local', window=16, steps=400)
+
+
+def tagging() -> dict[str, Any]:
+  """Roles of words in a small grammar, by an encoder with Performer attention.
+
+  python -m experiments.train --preset=tagging
+  About 1 minute on 2 cores; accuracy above 0.99, where the word alone gives 0.65.
+  """
+  return dict(task='tagging', model='encoder', attention='performer', steps=400)
+
+
+PRESETS: dict[str, Callable[[], dict[str, Any]]] = {
+    preset.__name__: preset for preset in (recall, recall_one_layer, reverse, tagging)
+}
