@@ -258,7 +258,7 @@ def put_back(state: softmax.State, index: np.ndarray, length: int) -> softmax.St
 
   def one(x, axis):
     x = jnp.moveaxis(x, axis, axis + 2)  # E beside T'
-    x = x.reshape(*x.shape[:axis + 2], -1, *x.shape[axis + 4:])
+    x = x.reshape(*x.shape[:axis + 2], index.size, *x.shape[axis + 4:])
     return jnp.take(x, place, axis=axis + 2)
 
   lead = state.max.ndim - 4
@@ -281,7 +281,8 @@ def key_mask(call: Call, variant: str) -> tuple[Call, Array | None]:
         f'them; got a query axis of {call.mask.shape[-2]}, use one of 1, as in a padding mask')
   mask = call.mask[..., 0, :]
   if mask.shape[-2] > 1:
-    call, mask = ungroup(call), mask.reshape(*mask.shape[:-3], -1, 1, mask.shape[-1])
+    K, G, S = mask.shape[-3:]
+    call, mask = ungroup(call), mask.reshape(*mask.shape[:-3], K * G, 1, S)
   return call._replace(mask=None), mask[..., 0, :]
 
 

@@ -52,7 +52,7 @@ def sinusoidal(positions: ArrayLike, dim: int, dtype: Any = jnp.float32) -> Arra
   """
   angles = _angles(positions, check_int('dim', dim, 1), 10000., dtype)
   both = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-  return both.reshape(*positions.shape, -1)[..., :dim].astype(dtype)
+  return both.reshape(*positions.shape, 2 * angles.shape[-1])[..., :dim].astype(dtype)
 
 
 def learned(table: Array, positions: ArrayLike) -> Array:

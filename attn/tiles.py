@@ -50,7 +50,7 @@ def attend(call: Call, spec: Spec, block_size: int | None = None) -> State:
       'block_size', block_size, 1)
   T, S = call.query.shape[-2], call.key.shape[-2]
   wide = axes.wide(call.query.dtype)
-  if not T or not S:
+  if 0 in call.query.shape[:-1] or not S:
     return softmax.empty(call.query.shape[:-1], call.value.shape[-1], wide)
   (rows, C), (columns, D) = _split(T, block_size), _split(S, block_size)
   call, spec = _pad(call, spec, rows * C, columns * D)
@@ -175,7 +175,8 @@ def _tiled(spec: Spec, C: int, D: int) -> Callable[..., tuple[Array, Array]]:
       i, j = pair
       tile, logits = compute(cut(inputs, call, i, j))
       do, ls, sh = (lax.dynamic_slice_in_dim(x, i * C, C, axis) for x in (d_output, lse, shift))
-      p = jnp.exp(logits - softmax.finite(ls)[..., None])
+      # Not `finite`, whose value is constant: the derivative of a gradient goes through lse.
+      p = jnp.exp(logits - jnp.where(ls > softmax.HIDDEN, ls, jnp.zeros_like(ls))[..., None])
       dp = jnp.einsum('...kgth,...ksh->...kgts',
                       narrow(do),
                       tile.value,

@@ -163,7 +163,7 @@ def _slots(call: Call, key_projection: Array, value_projection: Array,
       slots = jnp.einsum('...kbsh,sr->...kbrh', blocks, projection)
       slots = jnp.repeat(slots, K // x.shape[-3], -4)
     else:
-      projection = projection.reshape(x.shape[-3], -1, size, rank)
+      projection = projection.reshape(x.shape[-3], K // x.shape[-3], size, rank)
       slots = jnp.einsum('...kbsh,kgsr->...kgbrh', blocks, projection)
     return slots.reshape(*x.shape[:-3], K, number * rank, x.shape[-1]).astype(x.dtype)
 
