@@ -1,8 +1,9 @@
 """Checkpoints that are whole or are passed over: orbax behind a digest of every leaf."""
 
+import contextlib
 import os
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import jax
 from jax import Array
@@ -51,6 +52,7 @@ class Checkpoints:
                                            cleanup_tmp_directories=True)
     self._manager = ocp.CheckpointManager(directory, options=options, item_names=('state', 'meta'))
     self._directory, self._config, self._warn = directory, config, warn
+    self._saving: int | None = None
 
   def __enter__(self) -> 'Checkpoints':
     return self
@@ -71,13 +73,14 @@ class Checkpoints:
     Raises:
       CheckpointError: this state or the one before it cannot be written.
     """
-    step = int(state.step)
+    self.wait()
+    step = self._saving = int(state.step)
     copy, digests = _snapshot(state)
     meta = dict(config=identity(self._config),
                 leaves=describe(state),
                 digests=[int(value) for value in digests])
     args = ocp.args.Composite(state=ocp.args.StandardSave(copy), meta=ocp.args.JsonSave(meta))
-    with _Reported(f'checkpoint of step {step}'):
+    with _reported(step):
       if not self._manager.save(step, args=args, force=True):
         raise FileExistsError(f'{self._directory} holds this step or a later one already')
 
@@ -87,7 +90,7 @@ class Checkpoints:
     Raises:
       CheckpointError: the last state could not be written.
     """
-    with _Reported('last checkpoint'):
+    with _reported(self._saving):
       self._manager.wait_until_finished()
       self._manager.check_for_errors()
 
@@ -146,16 +149,13 @@ class Checkpoints:
     self._warn(f'checkpoint of step {step} is damaged ({reason}); moved to {aside}')
 
 
-class _Reported:
-  """Turns what goes wrong inside into a CheckpointError that says what was being written."""
-
-  def __init__(self, what: str):
-    self._what = what
-
-  def __enter__(self) -> None:
-    pass
-
-  def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-    if isinstance(error, Exception):
-      reason = ' '.join(str(error).split())[:300]
-      raise CheckpointError(f'{self._what} could not be written: {reason}') from error
+@contextlib.contextmanager
+def _reported(step: int | None) -> Iterator[None]:
+  """Turns what goes wrong inside into a CheckpointError."""
+  try:
+    yield
+  except Exception as error:
+    reason = ' '.join(str(error).split())
+    if len(reason) > 300:  # Orbax puts what happened first and why last.
+      reason = f'{reason[:100]} ... {reason[-190:]}'
+    raise CheckpointError(f'checkpoint of step {step} could not be written: {reason}') from error

@@ -149,7 +149,7 @@ def _summary(config: Config, state: State, scores: dict[str, Score], parameters:
 
 def main(argv: Sequence[str]) -> int:
   """Returns the exit status: 0, 1 for a run that failed, 2 for a request that cannot be met."""
-  logging.set_verbosity(logging.ERROR)
+  logging.set_verbosity(logging.FATAL)  # What goes wrong in orbax is told in one line instead.
   try:
     config = flags.parse(argv)
     if config is None:
