@@ -241,6 +241,6 @@ def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
   return jnp.sum(x, [a for a, n in enumerate(shape) if n == 1], keepdims=True)
 
 
-def band_block(width: int) -> int:
-  """A block size for a band of `width` keys: as wide, so that few of a tile's pairs lie outside."""
-  return min(DEFAULT_BLOCK, max(64, width))
+def band_block(width: int, block_size: int | None) -> int:
+  """block_size; if None, that of the band, so that few of a tile's pairs lie outside it."""
+  return min(DEFAULT_BLOCK, max(64, width)) if block_size is None else block_size

@@ -65,5 +65,5 @@ def local_attention(
                                    dropout_rate=dropout_rate,
                                    dropout_rng=dropout_rng,
                                    pattern=masks.window(left, right))
-  state = tiles.attend(call, spec, block_size or tiles.band_block(left + right))
+  state = tiles.attend(call, spec, tiles.band_block(left + right, block_size))
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)

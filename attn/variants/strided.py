@@ -79,7 +79,7 @@ def _window_and_columns(call: Call, spec: Spec, stride: int, is_causal: bool,
   """The keys nearer than stride, merged with those of the query's residue that are not."""
   causal = (lambda p: masks.causal() & p) if is_causal else (lambda p: p)
   window = spec._replace(visible=causal(masks.window(stride - 1, stride - 1)))
-  near = tiles.attend(call, window, block_size or tiles.band_block(stride))
+  near = tiles.attend(call, window, tiles.band_block(stride, block_size))
   length = call.query.shape[-2]
   if stride >= length:
     return near
