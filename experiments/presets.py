@@ -28,7 +28,7 @@ def reverse() -> dict[str, Any]:
   """Reversal from encoder to decoder, with a window in each and dense cross-attention.
 
   python -m experiments.train --preset=reverse
-  About 1 minute on 2 cores; accuracy above 0.99, where the majority class gives 0.14.
+  About 1 minute on 2 cores; accuracy 1.00, where copying the source in order gives 0.24.
   """
   return dict(task='reverse', model='seq2seq', attention='local', window=16, steps=400)
 
@@ -37,7 +37,7 @@ def tagging() -> dict[str, Any]:
   """Roles of words in a small grammar, by an encoder with Performer attention.
 
   python -m experiments.train --preset=tagging
-  About 1 minute on 2 cores; accuracy above 0.99, where the word alone gives 0.65.
+  About 1 minute on 2 cores; accuracy 1.00, where the word alone gives 0.65.
   """
   return dict(task='tagging', model='encoder', attention='performer', steps=400)
 
