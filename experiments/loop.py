@@ -62,7 +62,7 @@ def run(
   Raises:
     NonFinite: after the row of the step that failed; checkpoints has good states only.
   """
-  scores, saved, pending = None, int(state.step), None
+  scores, start, pending = None, int(state.step), None
 
   def settle(step: int, metrics: dict[str, Any], params: Any = None) -> None:
     nonlocal scores
@@ -81,7 +81,7 @@ def run(
                       '--learning_rate or --clip_norm')
     report(row)
 
-  for step in range(saved + 1, config.steps + 1):
+  for step in range(start + 1, config.steps + 1):
     state, metrics = train_step(state)
     if pending:
       settle(*pending)
