@@ -13,27 +13,31 @@ from models_test import all_models, build, Built, rows_that_differ
 POSITIONS = 'learned', 'sinusoidal', 'rope', 'alibi', 't5', 'none'
 
 
-def recorded_features(built, draw, monkeypatch):
-  """The features each performer of a model is given, in the order of the calls."""
-  performer, features = attn.VARIANTS['performer'], []
+def recorder(built, monkeypatch):
+  """Returns draw -> the features each performer of a model is given, in the order of the calls."""
+  performer = attn.VARIANTS['performer']
 
-  @functools.wraps(performer.attention)
-  def attention(*args, **options):
-    features.append(np.asarray(options['features']))
-    return performer.attention(*args, **options)
+  @jax.jit
+  def recorded(draw):
+    features = []
 
-  monkeypatch.setitem(attn.VARIANTS, 'performer', performer._replace(attention=attention))
-  built.apply(built.params, built.batch, draw)
-  monkeypatch.undo()
-  return features
+    @functools.wraps(performer.attention)
+    def attention(*args, **options):
+      features.append(options['features'])
+      return performer.attention(*args, **options)
+
+    with monkeypatch.context() as patch:
+      patch.setitem(attn.VARIANTS, 'performer', performer._replace(attention=attention))
+      built.apply(built.params, built.batch, draw)
+    return features
+
+  return lambda draw: [np.asarray(x) for x in recorded(jnp.uint32(draw))]
 
 
 def test_features_are_a_function_of_seed_layer_and_draw(monkeypatch):
-  built = build('seq2seq', 'performer')
-  first = recorded_features(built, 0, monkeypatch)
-  again = recorded_features(built, 0, monkeypatch)
-  other = recorded_features(built, 1, monkeypatch)
-  seed = recorded_features(build('seq2seq', 'performer', seed=1), 0, monkeypatch)
+  features = recorder(build('seq2seq', 'performer'), monkeypatch)
+  first, again, other = features(0), features(0), features(1)
+  seed = recorder(build('seq2seq', 'performer', seed=1), monkeypatch)(0)
   assert len(first) == 6 and {x.shape for x in first} == {(8, 4)}
   np.testing.assert_array_equal(first, again)
   assert len({x.tobytes() for x in first + other + seed}) == 18
@@ -66,7 +70,7 @@ def test_features_get_no_gradient_but_queries_do():
 def test_remat_changes_no_gradient(family):
   grads = []
   for remat in False, True:
-    built = Built(family, attention='linformer', remat=remat, dropout=0.3, positions='learned')
+    built = Built(family, attention='linformer', remat=remat, dropout=0.3, num_layers=1)
     rngs = {'dropout': jax.random.key(1)}
 
     def loss(params):
@@ -119,14 +123,29 @@ def test_post_norm(family):
 
 @pytest.mark.parametrize('positions', POSITIONS)
 def test_positions_are_told_apart(positions):
-  built = build('encoder', task='majority', positions=positions, num_classes=4, length=9)
-  inputs = np.tile(np.array([1, 5, 6, 7, 8, 5, 6, 7, 8, 5], np.int32), (3, 1))
+  built = build('encoder', positions=positions, num_layers=1)
+  inputs = np.tile(np.arange(10, dtype=np.int32), (3, 1))
   swapped = inputs.copy()
-  swapped[:, [2, 3]] = inputs[:, [3, 2]]
-  batch = built.batch | {'inputs': inputs, 'input_mask': np.ones(inputs.shape, bool)}
-  logits = built.logits(batch)
-  same = np.allclose(logits, built.logits(batch | {'inputs': swapped}), atol=1e-6)
-  assert same == (positions == 'none')
+  swapped[:, [5, 6]] = inputs[:, [6, 5]]
+  batch = built.batch | {'input_mask': np.ones(inputs.shape, bool)}
+  before, after = (built.logits(batch | {'inputs': x}) for x in (inputs, swapped))
+  # In one layer the ends learn of the swap through their own attention alone, on either side.
+  for end in 0, 9:
+    same = np.allclose(before[:, end], after[:, end], atol=1e-6)
+    assert same == (positions == 'none')
+
+
+@pytest.mark.parametrize('positions', POSITIONS)
+def test_which_schemes_are_relative(positions):
+  built = build('encoder', positions=positions, num_layers=1)
+  logits = []
+  for offset in 0, 3:
+    mask = np.tile((np.arange(10) >= offset) & (np.arange(10) < offset + 6), (3, 1))
+    inputs = np.zeros((3, 10), np.int32)
+    inputs[mask] = np.tile(np.arange(1, 7), 3)
+    logits.append(built.logits(built.batch | {'inputs': inputs, 'input_mask': mask})[:, offset:offset + 6])
+  same = np.allclose(*logits, atol=1e-5)
+  assert same == (positions not in ('learned', 'sinusoidal'))
 
 
 @pytest.mark.parametrize('positions, mirrored', [('alibi', True), ('none', True), ('t5', False),
