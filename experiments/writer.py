@@ -43,7 +43,7 @@ class MetricsFile:
 
   def __init__(self, path: Path, step: int):
     text = path.read_text(encoding='utf-8') if path.exists() else ''
-    kept = ''.join(line for line in text.splitlines(True) if _is_row_until(line, step))
+    kept = ''.join(f'{line}\n' for line in text.split('\n') if _is_row_until(line, step))
     if kept != text or not path.exists():
       _replace(path, kept)
     self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -62,6 +62,6 @@ class MetricsFile:
 
 def _is_row_until(line: str, step: int) -> bool:
   try:
-    return line.endswith('\n') and json.loads(line)['step'] <= step
+    return json.loads(line)['step'] <= step
   except (ValueError, KeyError, TypeError):
     return False

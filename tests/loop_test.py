@@ -16,7 +16,7 @@ from tests import tiny
 from tests.writer_test import rows
 
 MODEL = tiny.Model()
-POISONED = tiny.poisoned(tiny.CONFIG, 3)
+POISONED = tiny.poisoned(tiny.CONFIG, 4)
 # Compiled once for the many runs of this file; resume_test.py compiles anew.
 train_step_of = functools.cache(lambda config, task: make_train_step(config, task, MODEL))
 evaluate_of = functools.cache(lambda config, task: make_evaluate(config, task, MODEL))
@@ -108,15 +108,15 @@ def test_a_run_that_has_ended_is_only_scored(whole, tmp_path):
   assert int(state.step) == 6
 
 
-@pytest.mark.parametrize('checkpoint_every, last_good', [(2, 2), (0, None), (1, 3)])
+@pytest.mark.parametrize('checkpoint_every, last_good', [(2, 4), (3, 3), (0, None)])
 def test_a_step_that_is_not_finite_ends_the_run(tmp_path, checkpoint_every, last_good):
   config = dataclasses.replace(tiny.CONFIG, checkpoint_every=checkpoint_every, log_every=3)
   task = POISONED
   for _ in range(2):
-    with pytest.raises(loop.NonFinite, match='step 4 is not finite .loss nan.*nothing of it'):
+    with pytest.raises(loop.NonFinite, match='step 5 is not finite .loss nan.*nothing of it'):
       train(tmp_path, config, task)
     found = rows(tmp_path / 'metrics.jsonl')
-    assert [row['step'] for row in found] == [2, 3, 4]
+    assert [row['step'] for row in found] == [2, 3, 4, 5]
     assert found[-1]['loss'] == 'nan' and 'eval_loss' not in found[-1]
     steps = [int(p.name) for p in (tmp_path / 'checkpoints').iterdir() if p.name.isdigit()]
     assert max(steps, default=None) == last_good

@@ -34,6 +34,15 @@ def test_opening_drops_later_rows_and_a_torn_line(tmp_path, torn, step):
   assert [row['step'] for row in rows(path)] == list(range(1, step + 2))
 
 
+def test_a_row_that_lacks_only_its_end_is_ended(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  path.write_text('{"step": 1}\n{"step": 2}')
+  metrics = MetricsFile(path, 2)
+  metrics.write(dict(step=3))
+  metrics.close()
+  assert [row['step'] for row in rows(path)] == [1, 2, 3]
+
+
 def test_opening_leaves_a_good_file_as_it_is(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   path.write_text('{"step": 1}\n')
