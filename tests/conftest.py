@@ -2,14 +2,17 @@
 
 Eight virtual CPU devices, so that sharding is tested wherever the tests run; strict promotion, so
 that no test passes because jax quietly widened a dtype or a rank; no compile cache between runs.
+Most of a test is compilation of a program that runs on a few numbers, so the compiler is told not
+to try hard, in the programs that tests start too.
 """
 
+import importlib.metadata
 import os
 
-DEVICES = '--xla_force_host_platform_device_count=8'
-
-if DEVICES not in os.environ.get('XLA_FLAGS', ''):
-  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {DEVICES}'.strip()
+FLAGS = ['--xla_force_host_platform_device_count=8', '--xla_backend_optimization_level=0']
+if importlib.metadata.version('jax').startswith('0.10.'):
+  FLAGS.append('--xla_cpu_use_fusion_emitters=false')  # later versions do not have it
+os.environ['XLA_FLAGS'] = ' '.join([os.environ.get('XLA_FLAGS', ''), *FLAGS]).strip()
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
 os.environ.pop('JAX_ENABLE_X64', None)
