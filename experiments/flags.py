@@ -65,7 +65,6 @@ def parse(argv: Sequence[str]) -> Config | None:
 def _define() -> flags.FlagValues:
   """One flag for each field, in a set of its own: the global one brings thirty of absl's own."""
   values = flags.FlagValues()
-  values.set_gnu_getopt(True)
   flags.DEFINE_boolean('help', False, 'show this help', short_name='h', flag_values=values)
   for name, field in FIELDS.items():
     default: Any = field.default
