@@ -15,7 +15,7 @@ from experiments.tasks import make_task
 TINY = dict(model_dim=16,
             heads=4,
             kv_heads=2,
-            num_layers=2,
+            num_layers=1,
             window=2,
             stride=2,
             rank=3,
@@ -163,9 +163,9 @@ def test_decoders_are_causal_in_the_gradient(variant):
 @all_variants
 def test_encoders_are_not_causal(variant):
   built = build('encoder', variant)
-  later = np.arange(built.task.input_length) == 2
+  later = np.arange(built.task.input_length) == 1
   different = rows_that_differ(built.logits(), built.logits(built.changed('inputs', later)))
-  assert different[:, :2].all()
+  assert different[:, 0].all()
 
 
 @all_variants
@@ -197,7 +197,7 @@ def test_parameters_by_hand():
   vocab, dim, mlp, heads, kv_heads, head_dim, length = 9, 16, 24, 4, 2, 4, 10
   attention = dim * head_dim * (heads + 2 * kv_heads) + heads * head_dim * dim
   block = attention + (dim * mlp + mlp) + (mlp * dim + dim) + 2 * (2 * dim)
-  total = vocab * dim + length * dim + 2 * block + 2 * dim + (dim * vocab + vocab)
+  total = vocab * dim + length * dim + block + 2 * dim + (dim * vocab + vocab)
   assert param_count(built.params) == total
   tied = Built('decoder', mlp_dim=24, tie_embeddings=True)
   assert param_count(tied.params) == total - (dim * vocab + vocab)
@@ -206,22 +206,20 @@ def test_parameters_by_hand():
 def test_parameters_of_variants():
   plain = param_count(build('seq2seq').params)
   assert param_count(build('seq2seq', 'performer').params) == plain
-  # Two layers: self-attention of 7 and of a segment of 3 positions, cross-attention of 7; rank 3.
+  # Two projections each: self-attention of 7 and of 3 (a segment), cross-attention of 7; rank 3.
   linformer = build('seq2seq', 'linformer').params
-  assert param_count(linformer) == plain + 2 * (2 * (7 + 3 + 7) * 3)
+  assert param_count(linformer) == plain + 2 * (7 + 3 + 7) * 3
 
 
-@all_models
-def test_initial_parameters(family):
-  built = build(family, 'linformer')
+def test_initial_parameters():
+  built = build('seq2seq', 'linformer', num_layers=2)
   params = jax.jit(built.init)(jax.random.key(0))
   logits = np.asarray(built.apply(params, built.batch))
   assert 0.1 < logits.std() < 3  # Neither collapsed nor saturated.
   kernels = [x for path, x in jax.tree_util.tree_leaves_with_path(params) if x.ndim > 1]
   assert all(np.std(x) > 0 for x in kernels)
   assert len({np.asarray(x).tobytes() for x in kernels}) == len(kernels)  # No two layers alike.
-  for stack in {'encoder', 'decoder'} & set(params):
-    length = built.task.input_length if stack == 'encoder' else TINY['segment']
+  for stack, length in ('encoder', built.task.input_length), ('decoder', TINY['segment']):
     for i in range(2):
       projections = params[stack][f'layer_{i}']['self_attention']['projections']
       assert {x.shape for x in projections.values()} == {(length, TINY['rank'])}
