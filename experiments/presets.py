@@ -10,7 +10,7 @@ def recall() -> dict[str, Any]:
   """Multi-query associative recall, which two layers of attention solve.
 
   python -m experiments.train --preset=recall
-  About 1 minute on 2 cores; accuracy 1.00, where naming any value in context gives 0.25.
+  Under 2 minutes on 2 cores; accuracy 1.00, where naming any value in context gives 0.25.
   """
   return dict(task='mqar', model='decoder', attention='vanilla', steps=500)
 
@@ -19,7 +19,7 @@ def recall_one_layer() -> dict[str, Any]:
   """The same with one layer, which cannot do better than to name any value in context.
 
   python -m experiments.train --preset=recall_one_layer
-  Under 1 minute on 2 cores; accuracy about 0.26, where naming any value in context gives 0.25.
+  About 1 minute on 2 cores; accuracy about 0.26, where naming any value in context gives 0.25.
   """
   return recall() | dict(num_layers=1)
 
