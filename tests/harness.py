@@ -2,6 +2,7 @@
 """
 
 import functools
+import pathlib
 import re
 from typing import Any, NamedTuple
 
@@ -69,7 +70,23 @@ COMPILER_OPTIONS: dict[str, int | bool] = {'xla_backend_optimization_level': 0}
 if jax.__version_info__ < (0, 11):
   COMPILER_OPTIONS[
       'xla_cpu_use_fusion_emitters'] = False  # 5 times faster to compile; gone in later versions
-jit = functools.partial(jax.jit, compiler_options=COMPILER_OPTIONS)
+
+
+def free_programs() -> None:
+  """Drops compiled programs before the process runs out of memory maps, of which Linux grants 65530.
+
+  A program takes about a hundred; past the limit the next compilation aborts the whole run.
+  """
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
+    jax.clear_caches()
+
+
+def jit(function):
+  """jax.jit, for programs that are compiled often and run on little."""
+  free_programs()
+  return jax.jit(function, compiler_options=COMPILER_OPTIONS)
+
 
 REFUSALS = {  # the word by which an error names what it refuses
     'bias': 'bias', 'position_bias': 'bias', 'key_mask': 'mask', 'dense_mask': 'mask',
@@ -126,6 +143,7 @@ def _backward(name: str, options: tuple[tuple[str, Any], ...]):
 
 def _compiled(kind, case: Case, fresh: bool):
   """The jitted function of a case's options; fresh, or with positions as constants, a new one."""
+  free_programs()
   options = case.get_options()
   if case.static:
     options |= {name: array for name, array in case.arrays.items() if name.endswith('_positions')}

@@ -1,0 +1,159 @@
+"""Breaks the library on purpose, one fault at a time, and shows that a test notices each.
+
+    python -m tests.mutate            # all faults; words after it choose those that contain one
+
+Every fault is applied to a copy of the project in a temporary folder, where the tests named beside
+it run. A fault that no test notices, or whose text is no longer in the file, makes the run fail.
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+COPIED = ('attn', 'experiments', 'tests', 'setup.cfg')
+POINTS = 'tests/conformance_test.py'
+PROPERTIES = 'tests/conformance_property_test.py'
+DROPOUT = 'tests/conformance_dropout_test.py'
+
+
+class Fault(NamedTuple):
+  """old becomes new in a file, once; tests should then fail: a file and, after ::, a -k filter."""
+  what: str
+  file: str
+  old: str
+  new: str
+  tests: str
+
+
+FAULTS = (
+    Fault('a mask is ignored', 'attn/call.py', 'parts = [] if call.mask is None else [call.mask]',
+          'parts = []', f'{POINTS}::vanilla and padding'),
+    Fault('a window is one too wide', 'attn/masks.py', '(query - key <= self.left)',
+          '(query - key <= self.left + 1)', f'{POINTS}::local-causal and grouped'),
+    Fault('the next key leaks into causal attention', 'attn/masks.py', 'return key <= query\n',
+          'return key <= query + 1\n', f'{PROPERTIES}::later_keys and blockwise'),
+    Fault('a performer block sees its own future', 'attn/variants/performer.py',
+          'visible = (place[:, None] >= place)', 'visible = (place[:, None] >= place - 1)',
+          f'{PROPERTIES}::later_keys and performer-causal'),
+    Fault('masked keys stay in the Performer\'s normaliser', 'attn/variants/performer.py',
+          'softmax.hide(log_key, None if seen is None else seen[..., None])', 'log_key',
+          f'{POINTS}::performer and padding and forward'),
+    Fault('masked keys are projected by the Linformer', 'attn/variants/linformer.py',
+          'hold = lambda x: jnp.where(keys_seen[..., None], x, jnp.zeros_like(x))',
+          'hold = lambda x: x', f'{POINTS}::linformer and padding and forward'),
+    Fault('a Linformer query sees slots of later segments', 'attn/variants/linformer.py',
+          'visible=masks.causal() & masks.other_block(size)', 'visible=masks.other_block(size)',
+          f'{PROPERTIES}::later_keys and linformer'),
+    Fault('padding of a block counts in the normaliser', 'attn/call.py',
+          'parts.append(columns(call.key_index) >= 0)',
+          'parts.append(columns(call.key_index) >= -1)', f'{POINTS}::blockwise and grouped'),
+    Fault('the bias is scaled', 'attn/call.py', 'logits += bias.astype(wide)',
+          'logits += bias.astype(wide) * jnp.asarray(spec.scale, wide)',
+          f'{POINTS}::vanilla and bias and forward'),
+    Fault('logits are not scaled', 'attn/checks.py', 'return head_dim**-0.5', 'return 1.0',
+          f'{POINTS}::vanilla and grouped'),
+    Fault('query heads read the wrong key heads', 'attn/call.py',
+          'return q, jnp.swapaxes(jnp.asarray(key), -3, -2),',
+          'return q, jnp.flip(jnp.swapaxes(jnp.asarray(key), -3, -2), -3),',
+          f'{POINTS}::vanilla and grouped'),
+    Fault('a hidden logit is a large number', 'attn/softmax.py', 'HIDDEN = -np.inf',
+          'HIDDEN = -1e9', f'{PROPERTIES}::dense_mask and vanilla'),
+    Fault('NaN in hidden values spreads', 'attn/call.py', 'if visible is None:\n    return call',
+          'if True:\n    return call', f'{POINTS}::vanilla and NaN'),
+    Fault('segment ids are ignored', 'attn/call.py', 'if call.query_segments is not None:',
+          'if False:', f'{POINTS}::vanilla and segments'),
+    Fault('kept weights are not scaled up', 'attn/dropout.py', 'jnp.asarray(1 / (1 - rate), dtype)',
+          'jnp.asarray(1, dtype)', f'{DROPOUT}::dropped_or_scaled and vanilla'),
+    Fault('dropout is shared by batch rows and heads', 'attn/dropout.py',
+          'np.arange(np.prod(shape), dtype=np.uint32)', 'np.zeros(np.prod(shape), dtype=np.uint32)',
+          f'{DROPOUT}::nothing_is_shared and vanilla'),
+    Fault('the backward pass forgets dropout', 'attn/tiles.py',
+          'dp = dp if factor is None else dp * factor', 'dp = dp',
+          f'{DROPOUT}::oracle and blockwise'),
+    Fault('the backward pass forgets the normaliser', 'attn/tiles.py',
+          'dl = p * (dp + sh[..., None])', 'dl = p * dp',
+          f'{POINTS}::blockwise and grouped and gradient'),
+    Fault('a small number is added to the normaliser', 'attn/softmax.py',
+          'state.weighted / total[..., None]', 'state.weighted / (total[..., None] + 1e-3)',
+          f'{POINTS}::performer and grouped'),
+    Fault('ALiBi rewards distance', 'attn/positions.py', 'return -slopes.reshape(',
+          'return slopes.reshape(', 'tests/positions_test.py::alibi_bias'),
+    Fault('T5 buckets are on the wrong side', 'attn/positions.py',
+          'jnp.where(relative > 0, buckets, 0)', 'jnp.where(relative < 0, buckets, 0)',
+          'tests/positions_test.py::t5_buckets'),
+    Fault('RoPE pairs are mixed up', 'attn/positions.py', '  if interleaved:\n    a, b',
+          '  if not interleaved:\n    a, b', 'tests/positions_test.py::rope_equals'),
+    Fault('strided counts columns from zero', 'attn/masks.py', '((query - key) % self.stride == 0)',
+          '(key % self.stride == 0)', 'tests/masks_test.py::strided'),
+    Fault('fixed forgets its summaries', 'attn/masks.py',
+          'key % self.size >= self.size - self.summary', 'key % self.size >= self.size',
+          'tests/masks_test.py::fixed'),
+    Fault('tiles are as large as the input', 'attn/tiles.py', 'DEFAULT_BLOCK = 512',
+          'DEFAULT_BLOCK = 2**30', 'tests/complexity_test.py::t_by_s and blockwise'),
+)
+
+
+def occurrences(fault: Fault) -> int:
+  return (ROOT / fault.file).read_text().count(fault.old)
+
+
+def run_tests(folder: pathlib.Path, tests: str) -> subprocess.CompletedProcess:
+  file, _, words = tests.partition('::')
+  command = [
+      sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', '--tb=line', file
+  ]
+  return subprocess.run(command + ['-k', words],
+                        cwd=folder,
+                        text=True,
+                        capture_output=True,
+                        env=os.environ | {'PYTHONDONTWRITEBYTECODE': '1'},
+                        check=False)
+
+
+def try_fault(fault: Fault | None, tests: str) -> tuple[int, str]:
+  """pytest's exit status, and the first failure, in a copy of the project with the fault in it."""
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    for item in COPIED:
+      source = ROOT / item
+      copy = shutil.copytree if source.is_dir() else shutil.copy
+      copy(source, folder / item)
+    if fault is not None:
+      path = folder / fault.file
+      path.write_text(path.read_text().replace(fault.old, fault.new))
+    result = run_tests(folder, tests)
+  failures = [line for line in result.stdout.splitlines() if line.startswith(('FAILED', 'ERROR'))]
+  return result.returncode, failures[0] if failures else result.stdout.strip()[-200:]
+
+
+def judge(fault: Fault) -> tuple[bool, str]:
+  """Whether the tests pass without the fault and fail (status 1) with it."""
+  if occurrences(fault) != 1:
+    return False, f'STALE {fault.what}: its text is {occurrences(fault)} times in {fault.file}'
+  status, text = try_fault(None, fault.tests)
+  if status != 0:
+    return False, f'BROKEN {fault.what}: {fault.tests} fails without it: {text}'
+  status, text = try_fault(fault, fault.tests)
+  verdict = 'noticed' if status == 1 else 'UNNOTICED'
+  return status == 1, f'{verdict} {fault.what} ({fault.file}): {text}'
+
+
+def main(words: list[str]) -> int:
+  faults = [f for f in FAULTS if not words or any(word in f.what for word in words)]
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    noticed = 0
+    for good, line in pool.map(judge, faults):
+      print(line, flush=True)
+      noticed += good
+  print(f'{noticed} of {len(faults)} faults noticed')
+  return 0 if noticed == len(faults) else 1
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

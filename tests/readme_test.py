@@ -1,0 +1,34 @@
+"""The README's code runs as printed and does what the text says; its tables are current."""
+
+from pathlib import Path
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import capabilities
+
+README = Path(__file__).parents[1].joinpath('README.md').read_text(encoding='utf-8')
+
+
+def test_code_runs_and_vmap_gives_the_same():
+  blocks = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
+  assert len(blocks) == 3
+  names: dict = {}
+  for block in blocks[:2]:
+    exec(block, names)
+  np.testing.assert_allclose(names['output'], names['same'], atol=2e-6)
+  x = jax.random.normal(jax.random.key(1), (2, 5, 512))
+  exec(blocks[2].partition('\n\nattend = attn.interop.nnx')[0], names)
+  linen, _ = names['module'].init_with_output(jax.random.key(0), x)
+  exec(blocks[2], names)
+  assert linen.shape == names['module'](x).shape == x.shape
+  later = x.at[:, 3:].add(1.)
+  assert jnp.array_equal(names['module'](x)[:, :3], names['module'](later)[:, :3])
+
+
+def test_variants_table_is_current():
+  found = re.search(r'<!-- variants -->\n(.*?)\n<!-- /variants -->', README, re.DOTALL)
+  assert found, 'README.md lost the markers of its table of variants'
+  assert found[1] == capabilities.costs(), 'run python -m experiments.capabilities and paste'
