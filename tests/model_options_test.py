@@ -106,7 +106,8 @@ def test_tied_embedding_gives_the_logits():
 
 
 def param_names(built):
-  return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(built.params)}
+  leaves = jax.tree_util.tree_leaves_with_path(built.params)
+  return {jax.tree_util.keystr(path) for path, _ in leaves}
 
 
 @all_models
@@ -142,7 +143,8 @@ def test_which_schemes_are_relative(positions):
     mask = np.tile((np.arange(10) >= offset) & (np.arange(10) < offset + 6), (3, 1))
     inputs = np.zeros((3, 10), np.int32)
     inputs[mask] = np.tile(np.arange(1, 7), 3)
-    logits.append(built.logits(built.batch | {'inputs': inputs, 'input_mask': mask})[:, offset:offset + 6])
+    batch = built.batch | {'inputs': inputs, 'input_mask': mask}
+    logits.append(built.logits(batch)[:, offset:offset + 6])
   same = np.allclose(*logits, atol=1e-5)
   assert same == (positions not in ('learned', 'sinusoidal'))
 
@@ -201,7 +203,8 @@ def test_pooling():
   tokens = np.full((3, 10), 5, np.int32)
   for built in first, mean:
     masks = [np.tile(np.arange(10) < n, (3, 1)) for n in (1, 4, 9)]
-    one, some, most = (built.logits(built.batch | {'inputs': tokens, 'input_mask': m}) for m in masks)
+    batch = built.batch | {'inputs': tokens}
+    one, some, most = (built.logits(batch | {'input_mask': mask}) for mask in masks)
     # Alike tokens, however many, have one mean; padding counts neither in it nor in its divisor.
     np.testing.assert_allclose(some, one, atol=1e-5)
     np.testing.assert_allclose(most, one, atol=1e-5)
