@@ -2,6 +2,7 @@
 """
 
 import functools
+import itertools
 import pathlib
 import re
 from typing import Any, NamedTuple
@@ -67,18 +68,20 @@ class Case(NamedTuple):
 
 # The programs here are compiled often and run on a few numbers: most of a test is compilation.
 COMPILER_OPTIONS: dict[str, int | bool] = {'xla_backend_optimization_level': 0}
-if jax.__version_info__ < (0, 11):
-  COMPILER_OPTIONS[
-      'xla_cpu_use_fusion_emitters'] = False  # 5 times faster to compile; gone in later versions
+if jax.__version_info__ < (0, 11):  # 5 times faster to compile; later versions have no choice
+  COMPILER_OPTIONS['xla_cpu_use_fusion_emitters'] = False
+
+_calls = itertools.count(1)
 
 
 def free_programs() -> None:
-  """Drops compiled programs before the process runs out of memory maps, of which Linux grants 65530.
+  """Drops compiled programs before the process runs out of memory maps.
 
-  A program takes about a hundred; past the limit the next compilation aborts the whole run.
+  Linux grants 65530, a program takes about a hundred, and past the limit the next compilation
+  aborts the whole run. Looks every 20th time: counting takes a while.
   """
   maps = pathlib.Path('/proc/self/maps')
-  if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
+  if next(_calls) % 20 == 0 and maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
     jax.clear_caches()
 
 
