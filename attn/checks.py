@@ -10,6 +10,20 @@ import numpy as np
 
 from attn.axes import Array, ArrayLike, Dims
 
+# Positions are int32, so a window or stride beyond this means the same.
+MOST = 2**31 - 1
+
+
+def int32(x: ArrayLike) -> ArrayLike:
+  """Integers as int32, whose differences have a sign whatever they were; NumPy stays NumPy.
+
+  Raises:
+    ValueError: a number known before the program runs does not fit.
+  """
+  if isinstance(x, np.ndarray) and x.size and (x.min() < -MOST or x.max() > MOST):
+    raise ValueError(f'positions and segment ids must fit int32; got {x.min()} to {x.max()}')
+  return x.astype(np.int32)
+
 
 def is_array(x: Any) -> bool:
   return isinstance(x, (jax.Array, np.ndarray))
@@ -87,7 +101,7 @@ def check_bias(bias: Any, dims: Dims) -> None:
 
 
 def check_int(name: str, x: Any, least: int) -> int:
-  """Returns x as an int, or raises ValueError when it is none or less than `least`."""
+  """Returns x as an int, at most MOST; ValueError when it is none or less than `least`."""
   try:
     if isinstance(x, bool):
       raise TypeError
@@ -96,7 +110,7 @@ def check_int(name: str, x: Any, least: int) -> int:
     raise ValueError(f'{name} must be a Python integer of at least {least}; got {x!r}') from None
   if number < least:
     raise ValueError(f'{name} must be at least {least}; got {number}')
-  return number
+  return min(number, MOST)
 
 
 def check_window(window: int | tuple[int, int], is_causal: bool) -> tuple[int, int]:
@@ -132,7 +146,7 @@ def check_dropout(rate: float, rng: Array | None) -> float:
 
 
 def check_per_token(name: str, x: ArrayLike, length: int, dims: Dims) -> ArrayLike:
-  """Returns integers x, of shape [length] or [..., length], with the rank [..., length]."""
+  """Returns integers x, of shape [length] or [..., length], as int32 of rank [..., length]."""
   if not is_array(x) or not jnp.issubdtype(x.dtype, jnp.integer):
     raise ValueError(f'{name} must be an integer array [..., {length}]; '
                      f'got {x.dtype if is_array(x) else type(x).__name__}')
@@ -140,7 +154,7 @@ def check_per_token(name: str, x: ArrayLike, length: int, dims: Dims) -> ArrayLi
   if x.ndim in (1, len(wanted)):
     full = (1,) * (len(wanted) - x.ndim) + x.shape
     if full[-1] == length and all(a in (1, b) for a, b in zip(full, wanted)):
-      return x.reshape(full)
+      return int32(x).reshape(full)
   raise ValueError(
       f'{name} must have shape [{length}] or [..., {length}] = {wanted}; got {x.shape}')
 

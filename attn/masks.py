@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from attn.axes import Array, ArrayLike
-from attn.checks import check_int
+from attn.checks import check_int, int32
 
 
 class Predicate:
@@ -39,7 +39,7 @@ class Predicate:
 
   def dense(self, query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
     """Visibility of positions [..., T] and [..., S] as a boolean [..., T, S]."""
-    query, key = jnp.asarray(query_positions), jnp.asarray(key_positions)
+    query, key = (jnp.asarray(int32(x)) for x in (query_positions, key_positions))
     rank = max(query.ndim, key.ndim)
     query, key = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (query, key))
     shape = jnp.broadcast_shapes(query.shape[:-1],
@@ -196,9 +196,10 @@ def fixed(stride: int, summary: int = 1) -> Predicate:
 
 def check_summary(stride: int, summary: int) -> int:
   """Returns summary, which counts positions of a block of `stride`."""
-  if check_int('summary', summary, 1) > check_int('stride', stride, 1):
+  stride, summary = check_int('stride', stride, 1), check_int('summary', summary, 1)
+  if summary > stride:
     raise ValueError(f'summary must be at most stride; got summary = {summary}, stride = {stride}')
-  return int(summary)
+  return summary
 
 
 def same_block(size: int) -> Predicate:

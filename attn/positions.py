@@ -14,7 +14,7 @@ import numpy as np
 
 from attn import axes
 from attn.axes import Array, ArrayLike
-from attn.checks import check_int, is_array
+from attn.checks import check_int, int32, is_array
 
 
 class PositionBias(Protocol):
@@ -65,10 +65,10 @@ def learned(table: Array, positions: ArrayLike) -> Array:
       np.ndarray) and positions.size and not 0 <= positions.min() <= positions.max() < len(table):
     raise ValueError(f'positions must lie in [0, {len(table)}), the rows of table {table.shape}; '
                      f'got {positions.min()} to {positions.max()}')
-  positions = jnp.asarray(positions)
-  outside = jnp.where(positions < 0, len(table),
-                      positions)  # a negative index would count from the end
-  return table.at[outside].get(mode='fill', fill_value=jnp.nan)
+  positions = jnp.asarray(int32(positions))
+  # A negative index would count from the end.
+  outside = jnp.where(positions < 0, len(table), positions)
+  return jnp.asarray(table).at[outside].get(mode='fill', fill_value=jnp.nan)
 
 
 def rope(x: Array,
@@ -132,7 +132,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 def _distance(query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
   """key - query of positions [..., T] and [..., S]: [..., T, S]."""
-  query, key = jnp.asarray(query_positions), jnp.asarray(key_positions)
+  query, key = (jnp.asarray(int32(x)) for x in (query_positions, key_positions))
   rank = max(query.ndim, key.ndim)
   query, key = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (query, key))
   return key[..., None, :] - query[..., :, None]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attn import call as calls
-from attn import masks, softmax, tiles
+from attn import checks, masks, softmax, tiles
 from attn.axes import Array, ArrayLike
 from attn.call import Call, Spec
 from attn.positions import PositionBias
@@ -55,6 +55,7 @@ def fixed_attention(
 
   Source: Child et al. 2019, section 4.3, https://arxiv.org/abs/1904.10509.
   """
+  summary, stride = masks.check_summary(stride, summary), checks.check_int('stride', stride, 1)
   dims, call, spec = calls.prepare(query,
                                    key,
                                    value,
@@ -69,9 +70,8 @@ def fixed_attention(
                                    dropout_rng=dropout_rng,
                                    pattern=masks.fixed(stride, summary))
   if query_positions is None and key_positions is None and dims.T:
-    own = own_block(call, spec, int(stride), is_causal, block_size)
-    state = softmax.merge(own,
-                          _summaries(call, spec, int(stride), int(summary), is_causal, block_size))
+    own = own_block(call, spec, stride, is_causal, block_size)
+    state = softmax.merge(own, _summaries(call, spec, stride, summary, is_causal, block_size))
   else:
     state = tiles.attend(call, spec, block_size)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attn import call as calls
-from attn import masks, softmax, tiles
+from attn import checks, masks, softmax, tiles
 from attn.axes import Array, ArrayLike
 from attn.call import Call, Spec
 from attn.positions import PositionBias
@@ -54,6 +54,7 @@ def strided_attention(
 
   Source: Child et al. 2019, section 4.3, https://arxiv.org/abs/1904.10509.
   """
+  stride = checks.check_int('stride', stride, 1)
   dims, call, spec = calls.prepare(query,
                                    key,
                                    value,
@@ -68,7 +69,7 @@ def strided_attention(
                                    dropout_rng=dropout_rng,
                                    pattern=masks.strided(stride))
   if query_positions is None and key_positions is None and dims.T:
-    state = _window_and_columns(call, spec, int(stride), is_causal, block_size)
+    state = _window_and_columns(call, spec, stride, is_causal, block_size)
   else:
     state = tiles.attend(call, spec, block_size)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
