@@ -39,7 +39,7 @@ FAULTS = (
     Fault('the next key leaks into causal attention', 'attn/masks.py', 'return key <= query\n',
           'return key <= query + 1\n', f'{PROPERTIES}::later_keys and blockwise'),
     Fault('a performer block sees its own future', 'attn/variants/performer.py',
-          'visible = (place[:, None] >= place)', 'visible = (place[:, None] >= place - 1)',
+          '(place[:, None] >= place)', '(place[:, None] >= place - 1)',
           f'{PROPERTIES}::later_keys and performer-causal'),
     Fault('masked keys stay in the Performer\'s normaliser', 'attn/variants/performer.py',
           'softmax.hide(log_key, None if seen is None else seen[..., None])', 'log_key',
