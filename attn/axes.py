@@ -12,6 +12,7 @@ product is one batched matrix product and no key is copied for the query heads t
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,3 +40,18 @@ class Dims(NamedTuple):
 def wide(dtype: Any) -> Any:
   """The dtype that logits, softmax and sums use for inputs of `dtype`: float32 at least."""
   return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
+def vary_alike(tree: Any) -> Any:
+  """Inside shard_map, arrays that all vary over the mesh axes any of them does; elsewhere tree.
+
+  A loop's carry must begin as it goes on, and the gradient of what is shared must be summed.
+  """
+  varying = lambda x: jax.typeof(x).manual_axis_type.varying
+  names = frozenset().union(*(varying(x) for x in jax.tree.leaves(tree)))
+
+  def one(x):
+    missing = tuple(sorted(names - varying(x)))
+    return lax.pcast(jnp.asarray(x), missing, to='varying') if missing else x
+
+  return jax.tree.map(one, tree) if names else tree

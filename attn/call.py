@@ -75,6 +75,7 @@ def prepare(query: ArrayLike,
     ValueError: see `attn.checks`; or positions are needed and missing.
   """
   dims = checks.check_qkv(query, key, value)
+  checks.check_flag('is_causal', is_causal)
   checks.check_bias(bias, dims)
   checks.check_mask(mask, dims)
   scale = checks.check_scale(scale, dims.H)
@@ -273,13 +274,13 @@ def key_mask(call: Call, variant: str) -> tuple[Call, Array | None]:
   Raises:
     NotImplementedError: the mask differs between queries.
   """
-  if call.mask is None:
-    return call, None
+  if call.mask is None or not call.mask.shape[-2]:
+    return call._replace(mask=None), None
   if call.mask.shape[-2] > 1:
     raise NotImplementedError(
         f'{variant}_attention has no mask per query: its keys are summed before any query sees '
         f'them; got a query axis of {call.mask.shape[-2]}, use one of 1, as in a padding mask')
-  mask = call.mask[..., 0, :]
+  mask = jnp.broadcast_to(call.mask[..., 0, :], (*call.mask.shape[:-2], call.key.shape[-2]))
   if mask.shape[-2] > 1:
     K, G, S = mask.shape[-3:]
     call, mask = ungroup(call), mask.reshape(*mask.shape[:-3], K * G, 1, S)
@@ -296,3 +297,11 @@ def ungroup(call: Call) -> Call:
                        key=jnp.repeat(call.key, G, -3),
                        value=jnp.repeat(call.value, G, -3),
                        draw=draw)
+
+
+def forget_blind(call: Call, keys_seen: Array | None) -> Call:
+  """Zeroes the queries of a batch row, or head, all of whose keys [..., K, S] are masked."""
+  if keys_seen is None:
+    return call
+  sees = keys_seen.any(-1)[..., None, None, None]
+  return call._replace(query=jnp.where(sees, call.query, jnp.zeros_like(call.query)))

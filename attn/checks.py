@@ -70,9 +70,11 @@ def check_logits_like(name: str, x: ArrayLike, dims: Dims) -> None:
   logits = (*dims.leading, dims.N, dims.T, dims.S)
   fits = x.ndim == len(logits) and all(a in (1, b) for a, b in zip(x.shape, logits))
   if not fits:
+    hint = (f'A key padding mask [B, S] is written {name}[:, None, None, :]'
+            if name == 'mask' else f'Put axes of 1 in front, as in {name}[None]')
     raise ValueError(
         f'{name} must have the rank of the logits [..., N, T, S] = {logits} and broadcast to them; '
-        f'got {x.shape}. A key padding mask [B, S] is written {name}[:, None, None, :]')
+        f'got {x.shape}. {hint}')
 
 
 def check_mask(mask: ArrayLike | None, dims: Dims) -> None:
@@ -81,7 +83,8 @@ def check_mask(mask: ArrayLike | None, dims: Dims) -> None:
     return
   if not is_array(mask) or mask.dtype != jnp.bool_:
     raise ValueError('mask must be a boolean array, True where a key may be seen; got '
-                     f'{mask.dtype if is_array(mask) else type(mask).__name__}: pass mask != 0')
+                     f'{mask.dtype if is_array(mask) else type(mask).__name__}: '
+                     'pass jnp.asarray(mask) != 0')
   check_logits_like('mask', mask, dims)
 
 
@@ -93,6 +96,9 @@ def check_bias(bias: Any, dims: Dims) -> None:
     if not callable(bias):
       raise ValueError('bias must be an array or a position bias such as ALiBi or T5Bias; '
                        f'got {type(bias).__name__}')
+    if not all(is_array(leaf) for leaf in jax.tree.leaves(bias)):
+      raise ValueError('bias must be an array or a pytree of arrays that is called with positions; '
+                       f'got {type(bias).__name__}: wrap a function in jax.tree_util.Partial')
     return
   if not jnp.issubdtype(bias.dtype, jnp.floating):
     raise ValueError(
@@ -113,6 +119,13 @@ def check_int(name: str, x: Any, least: int) -> int:
   return min(number, MOST)
 
 
+def check_flag(name: str, x: Any) -> bool:
+  """Returns x, a Python bool."""
+  if not isinstance(x, (bool, np.bool_)):
+    raise ValueError(f'{name} must be True or False, a static Python value; got {type(x).__name__}')
+  return bool(x)
+
+
 def check_window(window: int | tuple[int, int], is_causal: bool) -> tuple[int, int]:
   """Returns (left, right); an int w means (w, w); causal, right is 0 whatever was given.
 
@@ -123,7 +136,7 @@ def check_window(window: int | tuple[int, int], is_causal: bool) -> tuple[int, i
   if len(sides) != 2:
     raise ValueError(f'window must be an int or a pair (left, right); got {window!r}')
   left, right = (check_int('window', side, 0) for side in sides)
-  return left, 0 if is_causal else right
+  return left, 0 if check_flag('is_causal', is_causal) else right
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:

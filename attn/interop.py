@@ -11,13 +11,12 @@ Where T differs from S, as in cached decoding, a pattern must know where the que
 last key that their row of the mask shows.
 """
 
-import contextlib
 from typing import Any, Callable
 
-import jax
 import jax.numpy as jnp
 
-from attn.axes import Array
+from attn.axes import Array, Dims
+from attn.checks import check_mask, check_qkv
 from attn.variants import VARIANTS, Params
 
 
@@ -58,27 +57,35 @@ def jax_nn_attention_fn(name: str,
                 return_residual=False):
     del implementation  # which kernel computes it: there is one
     _refuse(name, return_residual=return_residual)
-    given = dict(options, scale=scale, is_causal=is_causal)
+    given = options | {'is_causal': is_causal or options.get('is_causal', False)}
+    if scale is not None:
+      given['scale'] = scale
+    dims = check_qkv(query, key, value)
+    check_mask(mask, dims)
     if local_window_size is not None:
       if name != 'local':
         raise ValueError('local_window_size needs the variant local; '
                          f'got {local_window_size!r} for {name}')
       given['window'] = local_window_size
     if key_value_seq_lengths is not None:
-      shown = _shorter(key_value_seq_lengths, key.shape[-3])[..., None, None, :]
+      shown = _shorter('key_value_seq_lengths', key_value_seq_lengths, dims.S, dims)[..., None,
+                                                                                     None, :]
       mask = shown if mask is None else mask & shown
     output = VARIANTS[name].apply(params or {}, query, key, value, bias, mask, **given)
     if query_seq_lengths is None:
       return output
-    rows = _shorter(query_seq_lengths, query.shape[-3])[..., None, None]
+    rows = _shorter('query_seq_lengths', query_seq_lengths, dims.T, dims)[..., None, None]
     return jnp.where(rows, output, jnp.zeros_like(output))
 
   return attention
 
 
-def _shorter(lengths: Array, size: int) -> Array:
+def _shorter(name: str, lengths: Array, size: int, dims: Dims) -> Array:
   """Which of `size` places lie within each length [...]: bool [..., size]."""
   lengths = jnp.asarray(lengths)
+  if lengths.shape != dims.leading:
+    raise ValueError(f'{name} must have the leading axes of query, {dims.leading}; '
+                     f'got {lengths.shape}')
   places = jnp.arange(size, dtype=lengths.dtype).reshape((1,) * lengths.ndim + (size,))
   return places < lengths[..., None]
 
@@ -128,11 +135,12 @@ def linen_attention_fn(name: str,
     del force_fp32_for_softmax  # always so
     _refuse(name,
             module=module,
+            precision=precision,
             qk_attn_weights_einsum=qk_attn_weights_einsum,
             attn_weights_value_einsum=attn_weights_value_einsum,
             **unused)
     return attend(query, key, value, bias, mask, broadcast_dropout, dropout_rng, dropout_rate,
-                  deterministic, dtype, precision, False)
+                  deterministic, dtype, False)
 
   return attention_fn
 
@@ -157,18 +165,23 @@ def nnx_attention_fn(name: str,
                    module=None,
                    is_causal=False,
                    **unused):
-    _refuse(name, module=module, **unused)
+    _refuse(name, module=module, precision=precision, **unused)
     return attend(query, key, value, bias, mask, broadcast_dropout, dropout_rng, dropout_rate,
-                  deterministic, dtype, precision, is_causal)
+                  deterministic, dtype, is_causal)
 
   return attention_fn
+
+
+# The backward pass is traced when the function has returned: precision is set around both.
+_INSTEAD = {'precision': ', and set jax.default_matmul_precision around the step'}
 
 
 def _refuse(name: str, **options: Any) -> None:
   for option, value in options.items():
     if value is not None and value is not False:
       raise NotImplementedError(
-          f'{name}_attention cannot give what {option} = {value!r} asks for: leave it unset')
+          f'{name}_attention cannot give what {option} = {value!r} asks for: leave it unset'
+          f'{_INSTEAD.get(option, "")}')
 
 
 def _attention(name: str, params: Params | None, options: dict[str, Any]) -> Callable[..., Array]:
@@ -176,7 +189,7 @@ def _attention(name: str, params: Params | None, options: dict[str, Any]) -> Cal
   _check_name(name)
 
   def attend(query, key, value, bias, mask, broadcast_dropout, dropout_rng, dropout_rate,
-             deterministic, dtype, precision, is_causal):
+             deterministic, dtype, is_causal):
     if dtype is not None:
       query, key, value = (x.astype(dtype) for x in (query, key, value))
     given = dict(options)
@@ -192,9 +205,7 @@ def _attention(name: str, params: Params | None, options: dict[str, Any]) -> Cal
     variant = VARIANTS[name]
     if 'query_positions' not in given and query.shape[-3] != key.shape[-3] and mask is not None:
       given['query_positions'] = _last_shown(mask, query, key)
-    with jax.default_matmul_precision(
-        precision) if precision is not None else contextlib.nullcontext():
-      return variant.apply(params or {}, query, key, value, bias, mask, **given)
+    return variant.apply(params or {}, query, key, value, bias, mask, **given)
 
   return attend
 

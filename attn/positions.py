@@ -100,7 +100,10 @@ def rope(x: Array,
   if dim % 2 or dim > H:
     raise ValueError(f'dim must be even and at most the head dim {H}; got {dim}')
   angles = _angles(positions, dim, base, x.dtype)
-  if angles.ndim > x.ndim - 1 or angles.shape[-2] not in (1, x.shape[-3]):
+  wanted = x.shape[:-2]
+  given = positions.shape
+  if not given or len(given) > len(wanted) or any(
+      a not in (1, b) for a, b in zip(given[::-1], wanted[::-1])):
     raise ValueError(
         f'positions must be [T] or [..., T] with the T of x {x.shape}; got {positions.shape}')
   angles = angles.reshape((1,) * (x.ndim - 1 - angles.ndim) + angles.shape)[..., None, :]
@@ -138,15 +141,25 @@ def _distance(query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
   return key[..., None, :] - query[..., :, None]
 
 
+def _check_parameter(name: str, x: Any, shape: str, rank: int) -> None:
+  if not is_array(x) or x.ndim != rank or not jnp.issubdtype(x.dtype, jnp.floating):
+    got = f'{x.dtype} {x.shape}' if is_array(x) else repr(x)
+    raise ValueError(f'{name} must be a floating-point array {shape}; got {got}')
+
+
 @jax.tree_util.register_pytree_node_class
 class ALiBi:
   """The bias -slope[n] * |key - query|, the same on both sides of the query.
+
+  Args:
+    slopes: floating point [N], one per query head, as of `alibi_slopes(N)`.
 
   Source: Press et al. 2021, section 3, https://arxiv.org/abs/2108.12409.
   """
 
   def __init__(self, slopes: ArrayLike):
-    self.slopes = slopes  # [N]
+    _check_parameter('slopes', slopes, '[N], as of alibi_slopes(N)', 1)
+    self.slopes = slopes
 
   def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
     """Integers [..., T] and [..., S] to the bias [..., N, T, S]."""
@@ -160,7 +173,9 @@ class ALiBi:
 
   @classmethod
   def tree_unflatten(cls, _, children):
-    return cls(*children)
+    new = object.__new__(cls)  # jax puts other things than arrays into the leaves
+    (new.slopes,) = children
+    return new
 
 
 def t5_bucket(relative_position: ArrayLike,
@@ -184,7 +199,7 @@ def t5_bucket(relative_position: ArrayLike,
   buckets = check_int('num_buckets', num_buckets, 4 if bidirectional else 2)
   if bidirectional and buckets % 2:
     raise ValueError(f'num_buckets must be even when bidirectional; got {num_buckets}')
-  relative = jnp.asarray(relative_position)
+  relative = jnp.asarray(int32(relative_position))
   buckets = buckets // 2 if bidirectional else buckets
   exact = buckets // 2
   if check_int('max_distance', max_distance, 1) <= exact:
@@ -208,10 +223,16 @@ def t5_bucket(relative_position: ArrayLike,
 class T5Bias:
   """A learned bias per head and bucket of distance; table [num_buckets, N].
 
+  Args:
+    table: floating point [num_buckets, N], learned.
+    bidirectional: whether keys after the query have buckets of their own, as in an encoder.
+    max_distance: distances from here on share the last bucket.
+
   Source: Raffel et al. 2019, section 2.1, https://arxiv.org/abs/1910.10683.
   """
 
   def __init__(self, table: Array, bidirectional: bool, max_distance: int = 128):
+    _check_parameter('table', table, '[num_buckets, N]', 2)
     self.table, self.bidirectional, self.max_distance = table, bidirectional, max_distance
 
   def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
@@ -220,11 +241,13 @@ class T5Bias:
                        bidirectional=self.bidirectional,
                        num_buckets=self.table.shape[0],
                        max_distance=self.max_distance)
-    return jnp.moveaxis(self.table[bucket], -1, -3)
+    return jnp.moveaxis(jnp.asarray(self.table)[bucket], -1, -3)
 
   def tree_flatten(self):
     return (self.table,), (self.bidirectional, self.max_distance)
 
   @classmethod
   def tree_unflatten(cls, static, children):
-    return cls(*children, *static)
+    new = object.__new__(cls)
+    (new.table,), (new.bidirectional, new.max_distance) = children, static
+    return new

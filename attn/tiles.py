@@ -1,14 +1,15 @@
 """Exact softmax attention tile by tile: visit the key tiles a pattern can reach, merge, finish.
 
 Memory is O(T + S): the scan carries one state per query, and the backward pass computes each tile
-again instead of keeping it, from the output and the logarithm of the normaliser.
+again instead of keeping it, from the output o, the maximum m and the sum z = sum_s exp(l_s - m).
 
-    p = exp(l - lse)     dp = do v^T     dl = p (dp - do.o + dlse)
+    p = exp(l - m) / z   dp = do v^T     dl = p (dp - do.o + dlog z)
     dv = p^T do          dq = dl k       dk = dl^T q
 
 Source: Dao et al. 2022, FlashAttention, algorithms 1 and 4, https://arxiv.org/abs/2205.14135.
 """
 
+import functools
 from typing import Any, Callable, NamedTuple
 
 import jax
@@ -44,7 +45,7 @@ def attend(call: Call, spec: Spec, block_size: int | None = None) -> State:
       on it.
 
   Returns:
-    the state [..., K, G, T] in float32 at least, normalised: sum is 1, or 0 where nothing was seen.
+    the state [..., K, G, T] in float32 at least.
   """
   block_size = DEFAULT_BLOCK if block_size is None else checks.check_int(
       'block_size', block_size, 1)
@@ -55,10 +56,12 @@ def attend(call: Call, spec: Spec, block_size: int | None = None) -> State:
   (rows, C), (columns, D) = _split(T, block_size), _split(S, block_size)
   call, spec = _pad(call, spec, rows * C, columns * D)
   pairs = _layout(call, spec, rows, columns)
+  call = axes.vary_alike(call)
   inputs = _Inputs(call.query, call.key, call.value, call.bias)
-  output, lse = _tiled(spec, C, D)(inputs, call, pairs)
-  output, lse = output[..., :T, :], lse[..., :T]
-  return State(lse, (lse > softmax.HIDDEN).astype(wide), output)
+  output, top, log_sum = _tiled(spec, C, D)(inputs, call, pairs)
+  output, top, log_sum = output[..., :T, :], lax.stop_gradient(top[..., :T]), log_sum[..., :T]
+  total = jnp.exp(softmax.hide(log_sum, top > softmax.HIDDEN))
+  return State(top, total, output * total[..., None])
 
 
 def _split(length: int, block_size: int) -> tuple[int, int]:
@@ -129,80 +132,92 @@ def _layout(call: Call, spec: Spec, rows: int, columns: int) -> np.ndarray:
   return np.argwhere(reached).astype(np.int32)
 
 
-def _tiled(spec: Spec, C: int, D: int) -> Callable[..., tuple[Array, Array]]:
-  """The function (inputs, call, pairs) -> (output, lse) for tiles of C queries and D keys."""
+@functools.lru_cache(maxsize=256)
+def _tiled(spec: Spec, C: int, D: int) -> Callable[..., tuple[Array, Array, Array]]:
+  """The function (inputs, call, pairs) -> (output, max, log of the sum) for tiles of [C, D].
 
-  def cut(inputs: _Inputs, call: Call, i: Array, j: Array) -> Call:
+  The maximum and the sum stay apart, since log(sum) would be lost beside a large maximum. A step
+  carries all it reads and is made once for a spec, so that a second call, jitted or not, finds the
+  first one's program.
+  """
 
-    def at(start, size):
-      return lambda name, x, axis: x if x.shape[axis] == 1 else lax.dynamic_slice_in_dim(
-          jnp.asarray(x), start * size, size, axis % x.ndim)
-
-    return _along(_along(call._replace(**inputs._asdict()), _QUERY_AXES, at(i, C)), _KEY_AXES,
-                  at(j, D))
-
-  def compute(tile: Call) -> tuple[Call, Array]:
+  def compute(call: Call, pair: Array) -> tuple[Call, Array, Array | None]:
+    tile = _cut(call, pair, C, D)
     visible = calls.visibility(tile, spec)
     tile = calls.forget_unseen(tile, visible)
-    return tile, calls.scores(tile, spec, visible)
+    logits = calls.scores(tile, spec, visible)
+    return tile, logits, calls.dropped(tile, spec, logits.dtype)
 
-  def forward(inputs: _Inputs, call: Call, pairs: Array) -> tuple[Array, Array]:
-    wide = axes.wide(inputs.query.dtype)
-    axis = inputs.query.ndim - 2
+  def visit(carry: Any, pair: Array) -> tuple[Any, None]:
+    state, call = carry
+    tile, logits, factor = compute(call, pair)
+    seen = softmax.visit(logits, tile.value, factor)
+    new = softmax.merge(State(*(_rows(x, call, pair, C) for x in state)), seen)
+    start, axis = pair[0] * C, call.query.ndim - 2
+    state = (lax.dynamic_update_slice_in_dim(x, y, start, axis) for x, y in zip(state, new))
+    return (State(*state), call), None
 
-    def step(state, pair):
-      i, j = pair
-      tile, logits = compute(cut(inputs, call, i, j))
-      seen = softmax.visit(logits, tile.value, calls.dropped(tile, spec, wide))
-      old = State(*(lax.dynamic_slice_in_dim(x, i * C, C, axis) for x in state))
-      new = softmax.merge(old, seen)
-      return State(
-          *(lax.dynamic_update_slice_in_dim(x, y, i * C, axis) for x, y in zip(state, new))), None
+  def forward(inputs: _Inputs, call: Call, pairs: Array) -> tuple[Array, Array, Array]:
+    call = call._replace(**inputs._asdict())
+    state = softmax.empty(call.query.shape[:-1], call.value.shape[-1], axes.wide(call.query.dtype))
+    state, _ = _over(visit, axes.vary_alike((state, call)), pairs)
+    total = jnp.where(state.sum > 0, state.sum, jnp.ones_like(state.sum))
+    return softmax.finish(state), state.max, jnp.log(total)
 
-    start = softmax.empty(inputs.query.shape[:-1], inputs.value.shape[-1], wide)
-    state = _over(step, start, pairs)
-    lse = state.max + jnp.log(state.sum)
-    return softmax.finish(state), jnp.where(state.sum > 0, lse, jnp.asarray(softmax.HIDDEN, wide))
+  def revisit(carry: Any, pair: Array) -> tuple[Any, None]:
+    grads, call, *rows = carry
+    tile, logits, factor = compute(call, pair)
+    do, top, log_sum, shift = (_rows(x, call, pair, C) for x in rows)
+    wide, narrow = logits.dtype, lambda x: x.astype(call.value.dtype)
+    product = functools.partial(jnp.einsum, preferred_element_type=wide)
+    p = jnp.exp((logits - softmax.finite(top)[..., None]) - log_sum[..., None])
+    dp = product('...kgth,...ksh->...kgts', narrow(do), tile.value)
+    weights, dp = (p, dp) if factor is None else (p * factor, dp * factor)
+    dl = p * (dp + shift[..., None])
+    dv = product('...kgts,...kgth->...ksh', narrow(weights), narrow(do))
+    ds = narrow(dl * jnp.asarray(spec.scale, wide))
+    dq = product('...kgts,...ksh->...kgth', ds, tile.key)
+    dk = product('...kgts,...kgth->...ksh', ds, tile.query)
+    row, column, axis = pair[0] * C, pair[1] * D, call.query.ndim - 2
+    grads = _Inputs(_add(grads.query, dq, {axis: row}), _add(grads.key, dk, {axis - 1: column}),
+                    _add(grads.value, dv, {axis - 1: column}),
+                    _add_bias(grads.bias, dl, tile, row, column))
+    return (grads, call, *rows), None
 
-  def backward(kept, cotangents):
-    inputs, call, pairs, output, lse = kept
-    d_output, d_lse = cotangents
-    wide, axis = output.dtype, output.ndim - 2
-    shift = d_lse - jnp.sum(d_output * output, -1)
-    narrow = lambda x: x.astype(inputs.value.dtype)
-
-    def step(grads: _Inputs, pair: Array) -> tuple[_Inputs, None]:
-      i, j = pair
-      tile, logits = compute(cut(inputs, call, i, j))
-      do, ls, sh = (lax.dynamic_slice_in_dim(x, i * C, C, axis) for x in (d_output, lse, shift))
-      # Not `finite`, whose value is constant: the derivative of a gradient goes through lse.
-      p = jnp.exp(logits - jnp.where(ls > softmax.HIDDEN, ls, jnp.zeros_like(ls))[..., None])
-      dp = jnp.einsum('...kgth,...ksh->...kgts',
-                      narrow(do),
-                      tile.value,
-                      preferred_element_type=wide)
-      factor = calls.dropped(tile, spec, wide)
-      dropped = p if factor is None else p * factor
-      dp = dp if factor is None else dp * factor
-      dl = p * (dp + sh[..., None])
-      dv = jnp.einsum('...kgts,...kgth->...ksh',
-                      narrow(dropped),
-                      narrow(do),
-                      preferred_element_type=wide)
-      ds = narrow(dl * jnp.asarray(spec.scale, wide))
-      dq = jnp.einsum('...kgts,...ksh->...kgth', ds, tile.key, preferred_element_type=wide)
-      dk = jnp.einsum('...kgts,...kgth->...ksh', ds, tile.query, preferred_element_type=wide)
-      return _Inputs(_add(grads.query, dq, {axis: i * C}), _add(grads.key, dk, {axis - 1: j * D}),
-                     _add(grads.value, dv, {axis - 1: j * D}),
-                     _add_bias(grads.bias, dl, tile, i * C, j * D)), None
-
+  def backward(kept: Any, cotangents: Any) -> tuple[_Inputs, None, None]:
+    inputs, call, pairs, output, top, log_sum = kept
+    d_output, _, d_log_sum = cotangents  # the maximum is a constant to whoever merges the state
+    shift = d_log_sum - jnp.sum(d_output * output, -1)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, axes.wide(x.dtype)), inputs)
-    grads = _over(step, zeros, pairs)
-    return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, inputs), None, None
+    carry = (zeros, call._replace(**inputs._asdict()), d_output, top, log_sum, shift)
+    grads = _over(revisit, axes.vary_alike(carry), pairs)[0]
+    return jax.tree.map(_cotangent, grads, inputs), None, None
 
   tiled = jax.custom_vjp(forward)
   tiled.defvjp(lambda *args: ((out := forward(*args)), (*args, *out)), backward)
   return tiled
+
+
+def _cut(call: Call, pair: Array, C: int, D: int) -> Call:
+  """The queries and keys of a pair of tiles."""
+
+  def at(start, size):
+    return lambda name, x, axis: x if x.shape[axis] == 1 else lax.dynamic_slice_in_dim(
+        jnp.asarray(x), start * size, size, axis % x.ndim)
+
+  return _along(_along(call, _QUERY_AXES, at(pair[0], C)), _KEY_AXES, at(pair[1], D))
+
+
+def _rows(x: Array, call: Call, pair: Array, C: int) -> Array:
+  """The part of [..., K, G, T, ...] that belongs to a pair's queries."""
+  return lax.dynamic_slice_in_dim(x, pair[0] * C, C, call.query.ndim - 2)
+
+
+def _cotangent(grad: Array, x: Array) -> Any:
+  """A gradient in the dtype of what it is for; integers have none."""
+  if not jnp.issubdtype(x.dtype, jnp.floating):
+    return np.zeros(x.shape, jax.dtypes.float0)
+  return grad.astype(x.dtype)
 
 
 def _over(step: Callable[..., Any], start: Any, pairs: Array) -> Any:
@@ -229,7 +244,8 @@ def _add_bias(total: Any, d_logits: Array, tile: Call, row: Array, column: Array
   if not checks.is_array(tile.bias):
     bias, pull = jax.vjp(lambda b: calls.position_bias(b, tile), tile.bias)
     (part,) = pull(_sum_to(d_logits, bias.shape).astype(bias.dtype))
-    return jax.tree.map(lambda t, p: t + p.astype(t.dtype), total, part)
+    return jax.tree.map(lambda t, p: t
+                        if p.dtype == jax.dtypes.float0 else t + p.astype(t.dtype), total, part)
   return _add(total, _sum_to(d_logits, tile.bias.shape), {
       total.ndim - 2: row,
       total.ndim - 1: column

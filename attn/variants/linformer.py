@@ -98,6 +98,7 @@ def linformer_attention(
   if keys_seen is not None:
     hold = lambda x: jnp.where(keys_seen[..., None], x, jnp.zeros_like(x))
     call = call._replace(key=hold(call.key), value=hold(call.value))
+    call = calls.forget_blind(call, keys_seen)
   slots = _slots(call, key_projection, value_projection, keys_seen if is_causal else None)
   if is_causal:
     size = key_projection.shape[-2]

@@ -92,6 +92,7 @@ def performer_attention(
   if sequence is not None:
     reached = sequence.reached[..., None, :]
     seen = reached if seen is None else reached & seen
+  call = calls.forget_blind(call, seen)
   log_query, log_key, weighted = _log_features(call, features, kernel, spec.scale, seen)
   if not dims.S or not dims.T:
     state = softmax.empty(call.query.shape[:-1], dims.Hv, log_query.dtype)
@@ -178,27 +179,50 @@ def _merge(a: _Sums, b: _Sums) -> _Sums:
                a.weighted * scale_a[..., None] + b.weighted * scale_b[..., None])
 
 
-def _within(log_query: Array, log_key: Array, value: Array, same: Array | None) -> State:
-  """The state of each query after the keys of its own block up to its place, pair by pair.
+def _within(before: State, log_query: Array, log_key: Array, value: Array,
+            same: Array | None) -> State:
+  """The state `before`, after the keys of each query's own block up to its place, pair by pair.
 
   Scores are relative to the largest feature of either side alone, so no key has a part in another's
-  rounding; that of a query with the key at its own place is summed in full, so that it cannot
-  underflow.
+  rounding. What underflows so is far below what else is seen; where nothing else is, the largest
+  features alone decide. That of the key at a query's own place is summed in full.
   """
-  top_query, top_key = finite(jnp.max(log_query, -1)), finite(jnp.max(log_key, -1))
-  product = jnp.einsum('...kgtm,...ksm->...kgts', jnp.exp(log_query - top_query[..., None]),
-                       jnp.exp(log_key - top_key[..., None]))
-  logits = _log(product) + top_query[..., None] + top_key[..., None, None, :]
+  top_query, top_key = jnp.max(log_query, -1), jnp.max(log_key, -1)
+  shift_query, shift_key = finite(top_query), finite(top_key)
+  product = jnp.einsum('...kgtm,...ksm->...kgts', jnp.exp(log_query - shift_query[..., None]),
+                       jnp.exp(log_key - shift_key[..., None]))
+  logits = _log(product) + shift_query[..., None] + shift_key[..., None, None, :]
   pair = log_query + log_key[..., None, :, :]
   top = finite(jnp.max(pair, -1))
   exact = _log(jnp.sum(jnp.exp(pair - top[..., None]), -1)) + top
   C = log_query.shape[-2]
   place = np.arange(C)
   here = (place[:, None] == place).reshape((1,) * (logits.ndim - 2) + (C, C))
-  visible = (place[:, None] >= place).reshape(here.shape)
-  logits = jnp.where(here, exact[..., None], logits)
-  return softmax.visit(softmax.hide(logits, visible if same is None else same & visible),
-                       value.astype(logits.dtype))
+  earlier = (place[:, None] >= place).reshape(here.shape)
+  visible = earlier if same is None else same & earlier
+  logits = softmax.hide(jnp.where(here, exact[..., None], logits), visible)
+  lost = (jnp.max(logits, -1) == softmax.HIDDEN) & (before.sum == 0)
+  rough = lax.stop_gradient(top_query[..., None] + top_key[..., None, None, :])
+  rough = jnp.where(jnp.all(jnp.isfinite(log_query), -1)[..., None], rough, softmax.HIDDEN)
+  logits = jnp.where(lost[..., None], softmax.hide(rough, visible), logits)
+  return softmax.merge(before, softmax.visit(logits, value.astype(logits.dtype)))
+
+
+@jax.checkpoint
+def _step(sums: _Sums, block: tuple[Array, Array, Array, Array | None]) -> tuple[_Sums, State]:
+  """The sums after a block (queries, keys, values, segments), and its queries' state."""
+  log_query, log_key, value, ids = block
+  if ids is None:
+    state = _within(_read(sums, log_query), log_query, log_key, value, None)
+    return _merge(sums, _sum(log_key, value)), state
+  same = (ids[..., :, None] == ids[..., None, :])[..., None, None, :, :]
+  assert sums.segment is not None
+  here, last = ids == sums.segment, ids[..., -1:]
+  before = _read(sums, softmax.hide(log_query, here[..., None, None, :, None]))
+  kept = sums._replace(max=softmax.hide(sums.max, (sums.segment == last)[..., None]))
+  new = _sum(softmax.hide(log_key, (ids == last)[..., None, :, None]), value)
+  sums = _merge(kept, new)._replace(segment=last)
+  return sums, _within(before, log_query, log_key, value, same)
 
 
 def _causal(log_query: Array, log_key: Array, value: Array, segments: Array | None,
@@ -220,27 +244,13 @@ def _causal(log_query: Array, log_key: Array, value: Array, segments: Array | No
   blocks = (cut(log_query, lead + 2, 0), cut(log_key, lead + 1, softmax.HIDDEN),
             cut(value, lead + 1, 0), None if segments is None else cut(segments, lead, None))
 
-  @jax.checkpoint
-  def step(sums, block):
-    lq, lk, v, ids = block
-    if ids is None:
-      state = softmax.merge(_read(sums, lq), _within(lq, lk, v, None))
-      return _merge(sums, _sum(lk, v)), state
-    same = (ids[..., :, None] == ids[..., None, :])[..., None, None, :, :]
-    here, last = ids == sums.segment, ids[..., -1:]
-    before = _read(sums, softmax.hide(lq, here[..., None, None, :, None]))
-    kept = sums._replace(max=softmax.hide(sums.max, (sums.segment == last)[..., None]))
-    new = _sum(softmax.hide(lk, (ids == last)[..., None, :, None]), v)
-    sums = _merge(kept, new)._replace(segment=last)
-    return sums, softmax.merge(before, _within(lq, lk, v, same))
-
   K, M = log_key.shape[-3], log_key.shape[-1]
   shape = (*log_key.shape[:lead], K, M)
   sums = _Sums(*softmax.empty(shape, value.shape[-1], log_key.dtype),
                segment=None if segments is None else segments[..., :1])
   if number == 1:  # nothing to loop over, so nothing more to compile
-    return step(sums, (log_query, log_key, value, segments))[1]
-  _, state = lax.scan(step, sums, blocks)
+    return _step(sums, (log_query, log_key, value, segments))[1]
+  _, state = lax.scan(_step, *axes.vary_alike((sums, blocks)))
 
   def join(x):  # [number, ..., K, G, size, ...] to [..., K, G, T, ...]
     x = jnp.moveaxis(x, 0, lead + 2)
