@@ -82,8 +82,9 @@ def test_remat_changes_no_gradient():
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), *grads)
 
 
-@pytest.mark.parametrize('family, variant', [(x, 'vanilla') for x in FAMILIES] +
-                         [('decoder', 'linformer'), ('decoder', 'performer')])
+@pytest.mark.parametrize('family, variant',
+                         [(x, 'vanilla') for x in FAMILIES] + [('decoder', 'linformer'),
+                                                               ('decoder', 'performer')])
 def test_low_precision_computes_in_bfloat16(family, variant):
   exact, low = build(family, variant), build(family, variant, dtype='bfloat16')
   for leaf in jax.tree.leaves(low.params):
@@ -159,8 +160,9 @@ def test_which_encoders_know_the_direction(positions, mirrored):
   assert same == mirrored
 
 
-@pytest.mark.parametrize('family, positions', [('decoder', x) for x in POSITIONS] +
-                         [('seq2seq', 'rope'), ('seq2seq', 't5')])
+@pytest.mark.parametrize('family, positions',
+                         [('decoder', x) for x in POSITIONS] + [('seq2seq', 'rope'),
+                                                                ('seq2seq', 't5')])
 def test_position_schemes_in_decoders(family, positions):
   built = build(family, 'local', positions=positions)
   names = ' '.join(param_names(built))
@@ -178,8 +180,10 @@ def test_dropout_drops_in_training_alone(family, option):
 
   @jax.jit
   def train(seed):
-    return built.apply(
-        built.params, built.batch, deterministic=False, rngs={'dropout': jax.random.key(seed)})
+    return built.apply(built.params,
+                       built.batch,
+                       deterministic=False,
+                       rngs={'dropout': jax.random.key(seed)})
 
   first, again, other = train(0), train(0), train(1)
   np.testing.assert_array_equal(first, again)
@@ -211,14 +215,14 @@ def test_pooling():
 
 
 @pytest.mark.parametrize('family, message, options', [
-    ('decoder', 'linformer cannot serve positions=alibi', dict(attention='linformer',
-                                                                positions='alibi')),
+    ('decoder', 'linformer cannot serve positions=alibi',
+     dict(attention='linformer', positions='alibi')),
     ('encoder', 'performer cannot serve positions=t5', dict(attention='performer', positions='t5')),
     ('decoder', 'performer cannot serve attention_dropout=0.1',
      dict(attention='performer', attention_dropout=0.1)),
     ('seq2seq', 'cross_attention=local cannot serve', dict(cross_attention='local')),
-    ('encoder', 'tie_embeddings needs targets that are tokens', dict(task='majority',
-                                                                      tie_embeddings=True)),
+    ('encoder', 'tie_embeddings needs targets that are tokens',
+     dict(task='majority', tie_embeddings=True)),
     ('encoder', 'task tagging has 9 classes', dict(task='tagging', tie_embeddings=True)),
     ('decoder', 'heads=3 does not divide model_dim=16', dict(heads=3, kv_heads=0)),
 ])
