@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import os
 import signal
 import sys
 import time
@@ -68,6 +69,7 @@ class Stop:
     del frame
     self.signal = number
     signal.signal(number, signal.SIG_DFL)
+    os.write(2, b'stopping after this step; once more to stop at once\n')
 
   def __call__(self) -> bool:
     return self.signal is not None
