@@ -38,7 +38,8 @@ def jax_nn_attention_fn(name: str,
 
   Raises, when called:
     ValueError: local_window_size is given to another variant than local.
-    NotImplementedError: return_residual is asked for, or what the variant does not have.
+    NotImplementedError: return_residual or another implementation than 'xla' is asked for, or what
+      the variant does not have.
   """
   _check_name(name)
 
@@ -55,8 +56,10 @@ def jax_nn_attention_fn(name: str,
                 local_window_size=None,
                 implementation=None,
                 return_residual=False):
-    del implementation  # which kernel computes it: there is one
-    _refuse(name, return_residual=return_residual)
+    # There is one implementation, in XLA.
+    _refuse(name,
+            return_residual=return_residual,
+            implementation=None if implementation == 'xla' else implementation)
     given = options | {'is_causal': is_causal or options.get('is_causal', False)}
     if scale is not None:
       given['scale'] = scale

@@ -56,5 +56,7 @@ def test_what_cannot_be_given_is_refused():
     attend(*arrays(), local_window_size=2)
   with pytest.raises(NotImplementedError, match='return_residual'):
     attend(*arrays(), return_residual=True)
+  with pytest.raises(NotImplementedError, match='cudnn'):
+    attend(*arrays(), implementation='cudnn')
   with pytest.raises(ValueError, match='name must be one of'):
     attn.interop.jax_nn_attention_fn('dense')
