@@ -2,8 +2,6 @@
 """
 
 import functools
-import itertools
-import pathlib
 import re
 from typing import Any, NamedTuple
 
@@ -71,23 +69,9 @@ COMPILER_OPTIONS: dict[str, int | bool] = {'xla_backend_optimization_level': 0}
 if jax.__version_info__ < (0, 11):  # 5 times faster to compile; later versions have no choice
   COMPILER_OPTIONS['xla_cpu_use_fusion_emitters'] = False
 
-_calls = itertools.count(1)
-
-
-def free_programs() -> None:
-  """Drops compiled programs before the process runs out of memory maps.
-
-  Linux grants 65530, a program takes about a hundred, and past the limit the next compilation
-  aborts the whole run. Looks every 20th time: counting takes a while.
-  """
-  maps = pathlib.Path('/proc/self/maps')
-  if next(_calls) % 20 == 0 and maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
-    jax.clear_caches()
-
 
 def jit(function):
   """jax.jit, for programs that are compiled often and run on little."""
-  free_programs()
   return jax.jit(function, compiler_options=COMPILER_OPTIONS)
 
 
@@ -146,7 +130,6 @@ def _backward(name: str, options: tuple[tuple[str, Any], ...]):
 
 def _compiled(kind, case: Case, fresh: bool):
   """The jitted function of a case's options; fresh, or with positions as constants, a new one."""
-  free_programs()
   options = case.get_options()
   if case.static:
     options |= {name: array for name, array in case.arrays.items() if name.endswith('_positions')}
