@@ -116,63 +116,14 @@ def linen_attention_fn(name: str,
       False.
     NotImplementedError: an argument is asked for that the variant does not have.
   """
-  attend = _attention(name, params, options)
-
-  # linen passes a keyword only where the signature names it.
-  def attention_fn(query,
-                   key,
-                   value,
-                   bias=None,
-                   mask=None,
-                   broadcast_dropout=True,
-                   dropout_rng=None,
-                   dropout_rate=0.,
-                   deterministic=False,
-                   dtype=None,
-                   precision=None,
-                   module=None,
-                   force_fp32_for_softmax=False,
-                   qk_attn_weights_einsum=None,
-                   attn_weights_value_einsum=None,
-                   **unused):
-    del force_fp32_for_softmax  # always so
-    _refuse(name,
-            module=module,
-            precision=precision,
-            qk_attn_weights_einsum=qk_attn_weights_einsum,
-            attn_weights_value_einsum=attn_weights_value_einsum,
-            **unused)
-    return attend(query, key, value, bias, mask, broadcast_dropout, dropout_rng, dropout_rate,
-                  deterministic, dtype, False)
-
-  return attention_fn
+  return _attention_fn(name, params, options)
 
 
 def nnx_attention_fn(name: str,
                      params: Params | None = None,
                      **options: Any) -> Callable[..., Array]:
   """An attention_fn for `flax.nnx.MultiHeadAttention`; the rest is as in `linen_attention_fn`."""
-  attend = _attention(name, params, options)
-
-  def attention_fn(query,
-                   key,
-                   value,
-                   bias=None,
-                   mask=None,
-                   broadcast_dropout=True,
-                   dropout_rng=None,
-                   dropout_rate=0.,
-                   deterministic=False,
-                   dtype=None,
-                   precision=None,
-                   module=None,
-                   is_causal=False,
-                   **unused):
-    _refuse(name, module=module, precision=precision, **unused)
-    return attend(query, key, value, bias, mask, broadcast_dropout, dropout_rng, dropout_rate,
-                  deterministic, dtype, is_causal)
-
-  return attention_fn
+  return _attention_fn(name, params, options)
 
 
 # The backward pass is traced when the function has returned: precision is set around both.
@@ -187,12 +138,36 @@ def _refuse(name: str, **options: Any) -> None:
           f'{_INSTEAD.get(option, "")}')
 
 
-def _attention(name: str, params: Params | None, options: dict[str, Any]) -> Callable[..., Array]:
+def _attention_fn(name: str, params: Params | None, options: dict[str,
+                                                                  Any]) -> Callable[..., Array]:
   """What both frameworks ask for, in this package's terms."""
   _check_name(name)
 
-  def attend(query, key, value, bias, mask, broadcast_dropout, dropout_rng, dropout_rate,
-             deterministic, dtype, is_causal):
+  # linen passes a keyword only where the signature names it; nnx passes all it has.
+  def attention_fn(query,
+                   key,
+                   value,
+                   bias=None,
+                   mask=None,
+                   broadcast_dropout=True,
+                   dropout_rng=None,
+                   dropout_rate=0.,
+                   deterministic=False,
+                   dtype=None,
+                   precision=None,
+                   module=None,
+                   is_causal=False,
+                   force_fp32_for_softmax=False,
+                   qk_attn_weights_einsum=None,
+                   attn_weights_value_einsum=None,
+                   **unused):
+    del force_fp32_for_softmax  # always so
+    _refuse(name,
+            precision=precision,
+            module=module,
+            qk_attn_weights_einsum=qk_attn_weights_einsum,
+            attn_weights_value_einsum=attn_weights_value_einsum,
+            **unused)
     if dtype is not None:
       query, key, value = (x.astype(dtype) for x in (query, key, value))
     given = dict(options)
@@ -210,7 +185,7 @@ def _attention(name: str, params: Params | None, options: dict[str, Any]) -> Cal
       given['query_positions'] = _last_shown(mask, query, key)
     return variant.apply(params or {}, query, key, value, bias, mask, **given)
 
-  return attend
+  return attention_fn
 
 
 def _last_shown(mask: Array, query: Array, key: Array) -> Array:
