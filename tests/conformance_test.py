@@ -33,23 +33,31 @@ def x64(case: harness.Case):
   return jax.enable_x64(True) if case.dtype == 'float64' else contextlib.nullcontext()
 
 
+def note(record_property, row, point: str, outcome: str) -> None:
+  for direction in ('forward', 'gradient'):
+    record_property('contract', (row.id, point, direction, outcome))
+
+
 class TestConformance:
 
   @pytest.mark.parametrize('row, point', CELLS)
-  @pytest.mark.parametrize('direction', ['forward', 'gradient'])
-  def test_point(self, row, point, direction, record_property):
+  def test_point(self, row, point, record_property):
     case = POINTS[point].build(row)
     with x64(case):
-      outcome = harness.check(case, direction)
-    record_property('contract', (row.id, point, direction, outcome))
+      note(record_property, row, point, harness.check(case))
 
   @pytest.mark.parametrize('row, options', OPTIONS)
   def test_options(self, row, options, record_property):
     """Window, stride and block sizes: smaller and larger than the input, dividing nothing."""
     case = POINTS['padding mask [B, 1, 1, S]'].build(row)._replace(options=options)
-    outcome = harness.check(case, 'gradient')  # and the output beside it
-    for direction in ('forward', 'gradient'):
-      record_property('contract', (row.id, f'options {options}', direction, outcome))
+    note(record_property, row, f'options {options}', harness.check(case))
+
+  @pytest.mark.parametrize('row', ROWS, ids=lambda row: row.id)
+  def test_output_without_a_gradient_is_the_same(self, row):
+    """The program above computes both; this is the one that a caller without jax.grad runs."""
+    case = POINTS['padding mask [B, 1, 1, S]'].build(row)
+    both, _ = harness.backward(case, harness.random_dout(case))
+    np.testing.assert_allclose(harness.forward(case), both, rtol=1e-6, atol=1e-6)
 
 
 def test_rows_cover_the_table():

@@ -242,29 +242,27 @@ def assert_refused(case: Case) -> None:
   assert case.row.name in str(error.value) and re.search(words, str(error.value)), str(error.value)
 
 
-def check(case: Case, direction: str) -> str:
-  """Compares with the oracle, or asserts the refusal; returns which of the two: 'compared' or
-  'refused'.
+def check(case: Case) -> str:
+  """Compares output and gradients with the oracle's, or asserts the refusal.
+
+  Returns:
+    which of the two: 'compared' or 'refused'.
   """
   if missing(case):
     assert_refused(case)
     return 'refused'
   dout = random_dout(case)
-  if direction == 'forward':
-    out = forward(case)
-    tolerances.assert_close(out, expected(case).out, tolerance(case, 'forward'), 'output')
-  else:
-    out, grads = backward(case, dout)
-    result = expected(case, dout)
-    limit = case.factor * tolerance(case, 'gradient')
-    tolerances.assert_close(out, result.out, tolerance(case, 'forward'), 'output')
-    for name, grad in grads.items():
-      if name == 'params':
-        for part, array in grad.items():
-          if part in result.grads:
-            tolerances.assert_close(array, result.grads[part], limit, f'gradient of {part}')
-      else:
-        (leaf,) = jax.tree.leaves(grad)
-        tolerances.assert_close(leaf, result.grads[name], limit, f'gradient of {name}')
+  out, grads = backward(case, dout)
+  result = expected(case, dout)
+  limit = case.factor * tolerance(case, 'gradient')
+  tolerances.assert_close(out, result.out, tolerance(case, 'forward'), 'output')
+  for name, grad in grads.items():
+    if name == 'params':
+      for part, array in grad.items():
+        if part in result.grads:
+          tolerances.assert_close(array, result.grads[part], limit, f'gradient of {part}')
+    else:
+      (leaf,) = jax.tree.leaves(grad)
+      tolerances.assert_close(leaf, result.grads[name], limit, f'gradient of {name}')
   assert out.dtype == jnp.dtype(case.dtype)
   return 'compared'
