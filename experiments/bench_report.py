@@ -1,0 +1,229 @@
+"""The files of a benchmark: bench.json (everything), bench.csv (the cells), bench.md (tables)."""
+
+from collections.abc import Callable, Sequence
+import csv
+import datetime
+import importlib.metadata
+import io
+import os
+from pathlib import Path
+import platform
+import shlex
+from typing import Any
+
+import jax
+
+from experiments import bench_torch
+from experiments.bench_grid import Cell, DENSE
+from experiments.writer import to_json
+
+COLUMNS = ('maker', 'name', 'causal', 'dtype', 'direction', 'length', 'median', 'spread',
+           'temp_bytes', 'flops', 'share', 'compile_seconds', 'skipped')
+_PACKAGES = ('jax', 'jaxlib', 'numpy', 'flax', 'optax', *bench_torch.PACKAGES)
+
+
+def circumstances(argv: Sequence[str]) -> dict[str, Any]:
+  """What a number depends on beside the code: device, cores, versions, date, command line."""
+  device = jax.devices()[0]
+  versions = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      versions[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      pass
+  return dict(device=f'{device.platform} {device.device_kind}',
+              processor=_processor(),
+              cores=os.cpu_count(),
+              versions=versions,
+              date=datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
+              command=shlex.join(['python', '-m', 'experiments.bench', *argv]))
+
+
+def _processor() -> str:
+  try:
+    lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
+  except OSError:
+    lines = []
+  names = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
+  return names[0] if names else platform.processor() or platform.machine()
+
+
+def write(result: dict[str, Any], folder: Path) -> None:
+  """Writes all three files, each whole or not at all."""
+  texts = {'json': to_json(result, indent=2) + '\n', 'csv': to_csv(result), 'md': markdown(result)}
+  for kind, text in texts.items():
+    temporary = folder / f'bench.{kind}.tmp'
+    temporary.write_text(text, encoding='utf-8')
+    os.replace(temporary, folder / f'bench.{kind}')
+
+
+def to_csv(result: dict[str, Any]) -> str:
+  """One line a cell, after lines that begin with # and say where they were measured."""
+  text = io.StringIO()
+  for name, value in result['circumstances'].items():
+    text.write(f'# {name}: {_flat(value)}\n')
+  table = csv.DictWriter(text, COLUMNS, extrasaction='ignore', lineterminator='\n')
+  table.writeheader()
+  table.writerows(result.get('grid', {}).get('cells', []))
+  return text.getvalue()
+
+
+def _flat(value: Any) -> str:
+  return ', '.join(f'{k} {v}' for k, v in value.items()) if isinstance(value, dict) else str(value)
+
+
+def markdown(result: dict[str, Any]) -> str:
+  """All tables, each under its heading with a line on what its numbers are."""
+  parts = ['# Benchmark', _bullets(result)]
+  if 'grid' in result:
+    parts += _grid(result['grid'])
+  if 'claims' in result:
+    parts += _claims(result['claims'])
+  if 'extremes' in result:
+    parts += _extremes(result['extremes'])
+  if result.get('missing'):
+    lines = [f'- {package}: `{command}`' for package, command in result['missing'].items()]
+    parts += ['## Peers that are not installed', '\n'.join(lines)]
+  return '\n\n'.join(parts) + '\n'
+
+
+def _bullets(result: dict[str, Any]) -> str:
+  lines = [f'- {name}: {_flat(value)}' for name, value in result['circumstances'].items()]
+  for dtype, rate in result.get('grid', {}).get('matmul', {}).items():
+    lines.append(f'- product of 2048 x 2048 matrices, {dtype}: {rate / 1e9:.1f} GFLOP/s')
+  return '\n'.join(lines)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """A Markdown table, the first column to the left and the others to the right."""
+  lines = [heads, ['---', *['--:'] * (len(heads) - 1)], *rows]
+  return '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
+
+
+def _grid(grid: dict[str, Any]) -> list[str]:
+  parts = []
+  for dtype, direction in dict.fromkeys((c['dtype'], c['direction']) for c in grid['cells']):
+    what = 'forward' if direction == 'forward' else 'forward + gradient'
+    chosen = lambda rows: [
+        row for row in rows if (row['dtype'], row['direction']) == (dtype, direction)
+    ]
+    cells = chosen(grid['cells'])
+    parts += [
+        f'## {what}, {dtype}',
+        'Milliseconds, median of alternating rounds (spread: distance of the '
+        'quartiles over the median).',
+        _by_length(cells, lambda c: f'{1e3 * c["median"]:.4g} ({c["spread"]:.0%})'),
+        'Temporary memory of the compiled program, MB.',
+        _by_length(cells, lambda c: _number(c['temp_bytes'], 1e-6, '.4g')),
+        'GFLOP of its matrix products (share of the rate of one large product).',
+        _by_length(cells, _work),
+        _summary(chosen(grid['growth']), chosen(grid['errors'])), _NOTES,
+        _efficiency(chosen(grid['efficiency']))
+    ]
+  skipped = [
+      f'- {c["label"]}, T {c["length"]}, {c["direction"]}, {c["dtype"]}: {c["skipped"]}'
+      for c in grid['cells']
+      if 'skipped' in c
+  ]
+  return parts + (['## Not measured', '\n'.join(skipped)] if skipped else [])
+
+
+_NOTES = (
+    'Growth: the p of time, and of memory, ~ T^p, by least squares over the lengths. Error, own: '
+    'the largest absolute difference from the same variant in float64, so for Linformer and '
+    'Performer it is rounding, not approximation; dense: from float64 dense attention under the '
+    'same mask. performer-pytorch adds 0.0001 to its features, and 0.000001 to causal sums, which '
+    'makes it another function; that is its difference from ours.')
+
+
+def _number(value: float | None, factor: float, form: str) -> str:
+  return '-' if value is None else format(value * factor, form)
+
+
+def _work(cell: Cell) -> str:
+  return '-' if cell['flops'] is None else f'{cell["flops"] / 1e9:.4g} ({cell["share"]:.0%})'
+
+
+def _by_length(cells: Sequence[Cell], show: Callable[[Cell], str]) -> str:
+  lengths = list(dict.fromkeys(cell['length'] for cell in cells))
+  found = {(cell['label'], cell['length']): cell for cell in cells}
+  labels = dict.fromkeys(cell['label'] for cell in cells)
+
+  def text(label: str, length: int) -> str:
+    cell = found[label, length]
+    return 'skipped' if 'skipped' in cell else show(cell)
+
+  rows = [[label, *(text(label, length) for length in lengths)] for label in labels]
+  return table(['', *(f'T {T}' for T in lengths)], rows)
+
+
+def _summary(growth: Sequence[Cell], errors: Sequence[Cell]) -> str:
+  by_label = {row['label']: row for row in errors}
+  rows = []
+  for row in growth:
+    error = by_label.get(row['label'], {})
+    rows.append([
+        row['label'], *(_number(row[key], 1, '.2f') for key in ('time', 'memory')),
+        *(_number(error.get(key), 1, '.1e') for key in ('own', 'dense'))
+    ])
+  length = errors[0]['length'] if errors else ''
+  return table(['', 'growth, time', 'growth, memory', f'error at T {length}, own', 'error, dense'],
+               rows)
+
+
+def _efficiency(rows: Sequence[Cell]) -> str:
+  """From which length ours beat dense attention; ≤: or shorter, never: not at the longest."""
+  heads = [(against, quantity) for quantity in ('time', 'memory') for against in DENSE]
+  found = {(row['label'], row['against'], row['quantity']): row for row in rows}
+  lines = []
+  for label in dict.fromkeys(row['label'] for row in rows):
+    cells = (found.get((label, *head)) for head in heads)
+    lines.append([label, *('-' if cell is None else _length(cell) for cell in cells)])
+  note = ('The length from which each is below dense attention, interpolated; up to: the longest '
+          'length at which both were measured.')
+  return f'{note}\n\n' + table(['', *(f'{q}, {name}' for name, q in heads)], lines)
+
+
+def _length(cell: Cell) -> str:
+  if cell['length'] is None:
+    return f'never up to {cell["longest"]}'
+  return f'{"≤ " if cell["length"] <= cell["shortest"] else ""}{cell["length"]:.0f}'
+
+
+def _claims(claims: Sequence[Cell]) -> list[str]:
+  rows = []
+  for c in claims:
+    measured = [c['skipped'], '-', '-'] if 'skipped' in c else [
+        f'{1e3 * c["mine_median"]:.4g} ({c["mine_spread"]:.0%})',
+        f'{1e3 * c["peer_median"]:.4g} ({c["peer_spread"]:.0%})', f'{c["ratio"]:.3f}'
+    ]
+    rows.append(
+        [c['mine'], c['peer'],
+         str(c['length']), c['direction'], *measured, f'{c["target"]:.2f}'])
+  return [
+      '## Ours beside a peer',
+      'Milliseconds (spread), medians of rounds in which the two take turns. '
+      'Gradient: forward + gradient. Float32, batch 1, 8 heads of 64.',
+      table(['ours', 'peer', 'T', '', 'ours', 'peer', 'ratio', 'target'], rows)
+  ]
+
+
+def _extremes(extremes: dict[str, Any]) -> list[str]:
+  compiled = [[
+      row['label'], f'{row["compile_seconds"]:.1f}',
+      'yes' if row['second_call_recompiles'] else 'no'
+  ] for row in extremes['compile']]
+  far = [[
+      row['label'],
+      str(row['length']),
+      str(row.get('heads', '')),
+      _number(row.get('seconds'), 1, '.1f'),
+      _number(row['temp_bytes'], 1e-6, '.0f')
+  ] for row in extremes['memory'] + extremes['long']]
+  length = extremes['compile'][0]['length'] if compiled else ''
+  return [
+      '## Extremes', f'Compiling the gradient at T {length}.',
+      table(['', 'seconds', 'second call recompiles'], compiled),
+      'One gradient; with fewer than 8 heads where memory did not allow more.',
+      table(['', 'T', 'heads', 'seconds', 'temporary MB'], far)
+  ]
