@@ -42,7 +42,7 @@ def define() -> flags.FlagValues:
   flags.DEFINE_boolean('help', False, 'show this help', short_name='h', flag_values=values)
   flags.DEFINE_boolean('short',
                        False,
-                       'a grid for two minutes: short lengths, 3 rounds, float32, few peers',
+                       'a grid for two minutes: short lengths, 3 rounds, float32, causal, few peers',
                        flag_values=values)
   flags.DEFINE_boolean('claims', False, 'only the pairs that have a target', flag_values=values)
   flags.DEFINE_boolean('extremes',
@@ -134,7 +134,8 @@ def make_grid(request: Request) -> bench_grid.Grid:
   contenders = bench_contenders.ours(request.variants) + bench_contenders.jax_peers()
   contenders += bench_torch.torch_peers()
   if request.short:
-    contenders = [c for c in contenders if c.maker == 'attn' or c.name in ('jax.nn', 'torch SDPA')]
+    few = ('jax.nn', 'torch SDPA')
+    contenders = [c for c in contenders if c.is_causal and (c.maker == 'attn' or c.name in few)]
   return bench_grid.Grid(contenders=contenders,
                          batch=request.batch,
                          heads=request.heads,

@@ -19,6 +19,7 @@ Cell = dict[str, Any]
 IDENTITY = ('name', 'maker', 'causal', 'label', 'direction', 'dtype')
 DENSE = ('vanilla', 'jax.nn')
 PREPARE = 10.0  # calls at T = 1024 that preparing takes, about
+CHECK = 2 * PREPARE  # the same of comparing with float64
 
 
 class Grid(NamedTuple):
@@ -62,6 +63,7 @@ def run(grid: Grid, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
   turn = 2 * grid.rounds + 1
   work = sum((PREPARE + turn * _work(length, direction)) * len(grid.contenders)
              for _, length, direction in groups)
+  work += CHECK * len(grid.dtypes) * len(grid.contenders) * len(grid.checked)
   progress = Progress(len(groups) * len(grid.contenders), work)
   result: dict[str, Any] = dict(matmul={}, cells=[], growth=[], efficiency=[], errors=[])
   for dtype in grid.dtypes:
@@ -88,7 +90,7 @@ def _identity(contender: Contender, direction: str, dtype: str) -> Cell:
 def _errors(grid: Grid, dtype: str, progress: Progress) -> Iterator[Cell]:
   length = min(bench_accuracy.LENGTH, grid.lengths[0])
   for contender, direction in itertools.product(grid.contenders, grid.checked):
-    progress.turn(f'errors of {contender.label}, {direction}, {dtype}', 0)
+    progress.turn(f'errors of {contender.label}, {direction}, {dtype}', CHECK, plain=True)
     identity = _identity(contender, direction, dtype) | dict(length=length)
     try:
       yield identity | bench_accuracy.errors(contender, grid.problem(length, dtype), direction)

@@ -61,8 +61,6 @@ def inner_jaxprs(value: Any) -> Iterator[Any]:
   """The jaxprs inside a parameter of an equation."""
   if hasattr(value, 'eqns'):
     yield value
-  elif hasattr(value, 'jaxpr'):
-    yield from inner_jaxprs(value.jaxpr)
   elif isinstance(value, (tuple, list)):
     for item in value:
       yield from inner_jaxprs(item)

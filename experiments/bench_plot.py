@@ -32,10 +32,11 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
   for quantity, name, unit, factor in _QUANTITIES:
     figure = Figure(figsize=(15, 13), layout='constrained')
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 2, sharex=True, sharey='row', squeeze=False)
+    forms = sorted({cell['causal'] for cell in cells})
+    axes = figure.subplots(2, len(forms), sharex=True, sharey='row', squeeze=False)
     ends = {}
     for row, direction in enumerate(DIRECTIONS):
-      for column, causal in enumerate((False, True)):
+      for column, causal in enumerate(forms):
         chosen = [c for c in cells if (c['direction'], c['causal']) == (direction, causal)]
         panel = axes[row][column]
         ends[panel] = _lines(panel, chosen, quantity, factor)

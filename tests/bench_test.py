@@ -143,6 +143,11 @@ CURVES = {
     'always': ({T: T**2 / 100 for T in LINE}, 256.),
     'never': ({T: T**2 / 5000 for T in LINE}, None),
     'equal': (LINE, None),
+    'touches': ({
+        256: 300.,
+        512: 512.,
+        1024: 2000.
+    }, 512.),
     'loses again': (AGAIN, 1024 * 2**(math.log(1.024) / math.log(4.096))),
     'dense is shorter': ({256: 100., 512: 1024.}, 256 * 2**(math.log(2.56) / math.log(5.12))),
     'nothing in common': ({}, None),
@@ -360,6 +365,8 @@ def test_short_is_shorter_and_what_is_given_holds():
   request = bench.parse(['bench', '--short', '--rounds=2'])
   assert request.parts == ('grid',) and request.rounds == 2
   assert request.lengths == (512, 1024, 2048) and request.dtypes == ('float32',)
+  grid = bench.make_grid(request)
+  assert {c.name for c in grid.contenders if c.maker == 'attn'} == set(attn.VARIANTS)
   assert bench.parse(['bench']).parts == ('grid', 'claims')
   assert bench.parse(['bench', '--claims', '--extremes']).parts == ('claims', 'extremes')
 
