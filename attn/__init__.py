@@ -11,14 +11,16 @@ from attn.axes import Dims
 from attn.checks import check_qkv
 from attn.variants import CAPABILITIES, VARIANTS, Variant, attention_weights
 # Softmax attention over what a pattern lets each query see.
-from attn.variants import (blockwise_attention, fixed_attention, local_attention, strided_attention,
-                           vanilla_attention)
+from attn.variants import (bigbird_attention, bigbird_random_blocks, blockwise_attention,
+                           fixed_attention, local_attention, longformer_attention,
+                           strided_attention, vanilla_attention)
 # Attention over sums of keys.
 from attn.variants import linformer_attention, orthogonal_features, performer_attention
 
 __all__ = [
-    'CAPABILITIES', 'Dims', 'VARIANTS', 'Variant', 'attention_weights', 'blockwise_attention',
-    'check_qkv', 'fixed_attention', 'interop', 'linformer_attention', 'local_attention', 'masks',
+    'CAPABILITIES', 'Dims', 'VARIANTS', 'Variant', 'attention_weights', 'bigbird_attention',
+    'bigbird_random_blocks', 'blockwise_attention', 'check_qkv', 'fixed_attention', 'interop',
+    'linformer_attention', 'local_attention', 'longformer_attention', 'masks',
     'orthogonal_features', 'performer_attention', 'positions', 'softmax', 'strided_attention',
     'vanilla_attention'
 ]

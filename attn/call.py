@@ -1,13 +1,12 @@
 """One attention call, checked and laid out for work: what every softmax variant shares.
 
-`prepare` turns a public call into a `Call` of arrays, heads first, and a `Spec` of static values.
-Groups of queries and keys can then be gathered (`take`), and `visibility` and `scores` are those of
-whatever is there, the whole or a tile.
+`prepare` turns a public call into a `Call` of arrays, heads first, and a `Spec` of static values;
+`visibility` and `scores` are those of whatever is there, the whole or a tile.
 """
 
 import functools
 import operator
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,11 +31,28 @@ class Call(NamedTuple):
   query_index: ArrayLike  # [..., T], the place in the caller's arrays: what dropout counts by
   key_index: ArrayLike  # [..., S], -1 for padding
   draw: dropout.Draw | None
+  query_blocks: Array | None = None  # [..., K, G, T, r]: of Spec.block keys, seen beside `visible`
 
   @property
   def lengths(self) -> tuple[int, int]:
     """T, S of what is here."""
     return self.query.shape[-2], self.key.shape[-2]
+
+
+# The axes of a Call's fields, after the leading ones, and of its draw's heads.
+LETTERS = dict(query='KGTH',
+               key='KSH',
+               value='KSH',
+               bias='KGTS',
+               mask='KGTS',
+               query_positions='T',
+               key_positions='S',
+               query_segments='T',
+               key_segments='S',
+               query_index='T',
+               key_index='S',
+               query_blocks='KGTR',
+               heads='KG')
 
 
 class Spec(NamedTuple):
@@ -45,7 +61,11 @@ class Spec(NamedTuple):
   visible: Predicate | None  # None: every position sees every other
   scale: float
   dropout_rate: float
+  forget: bool = True  # whether keys that no query sees are there, beside those of a key mask
   padded: bool = False  # whether some key_index is -1
+  skip: bool = False  # whether a tile finds out at run time that nothing in it is visible
+  block: int = 0  # keys in a block of query_blocks
+  interleaved: bool = False  # whether the last leading axis runs faster than T in memory
 
 
 def prepare(query: ArrayLike,
@@ -96,7 +116,10 @@ def prepare(query: ArrayLike,
               bias if bias is None or not checks.is_array(bias) else split_heads(bias, dims),
               None if mask is None else split_heads(mask, dims), *positions, *segments,
               index(dims.T), index(dims.S), draw)
-  return dims, call, Spec(visible, scale, rate)
+  # With the default positions every query sees the key at its own place.
+  placed = query_positions is not None or key_positions is not None
+  per_query = call.mask is not None and call.mask.shape[-2] > 1
+  return dims, call, Spec(visible, scale, rate, forget=placed or per_query or dims.T != dims.S)
 
 
 def check_positions(query_positions: ArrayLike | None, key_positions: ArrayLike | None, dims: Dims,
@@ -137,14 +160,15 @@ def check_segments(segment_ids: Any, dims: Dims) -> tuple[ArrayLike | None, Arra
 def heads_first(query: ArrayLike, key: ArrayLike, value: ArrayLike,
                 dims: Dims) -> tuple[Array, Array, Array]:
   """query [..., T, N, H] to [..., K, G, T, H]; key, value [..., S, K, H] to [..., K, S, H]."""
-  q = jnp.swapaxes(jnp.asarray(query), -3, -2).reshape(*dims.leading, dims.K, dims.G, dims.T,
-                                                       dims.H)
-  return q, jnp.swapaxes(jnp.asarray(key), -3, -2), jnp.swapaxes(jnp.asarray(value), -3, -2)
+  # Reshaped before it is transposed: so the transposition cancels where a loop undoes it.
+  q = jnp.asarray(query).reshape(*dims.leading, dims.T, dims.K, dims.G, dims.H)
+  key, value = jnp.swapaxes(jnp.asarray(key), -3, -2), jnp.swapaxes(jnp.asarray(value), -3, -2)
+  return jnp.moveaxis(q, -4, -2), key, value
 
 
 def heads_last(output: Array, dims: Dims) -> Array:
   """[..., K, G, T, Hv] to [..., T, N, Hv]."""
-  return jnp.swapaxes(output.reshape(*dims.leading, dims.N, dims.T, dims.Hv), -3, -2)
+  return jnp.moveaxis(output, -2, -4).reshape(*dims.leading, dims.T, dims.N, dims.Hv)
 
 
 def split_heads(x: ArrayLike, dims: Dims) -> Array:
@@ -153,37 +177,25 @@ def split_heads(x: ArrayLike, dims: Dims) -> Array:
   return jnp.asarray(x).reshape(*x.shape[:-3], *heads, *x.shape[-2:])
 
 
-def take(call: Call, query_index: np.ndarray, key_index: np.ndarray) -> Call:
-  """Gathers groups of queries [E, T'] and of keys [E, S']; E becomes the innermost leading axis.
+def along(call: Call, letter: str, function: Callable[[str, Any, int], Any]) -> Call:
+  """Applies function(name, array, axis) to the arrays with an entry per query, 'T', or key, 'S'."""
+  fields = {}
+  for name, x in call._asdict().items():
+    if checks.is_array(x) and letter in LETTERS[name]:
+      fields[name] = function(name, x, x.ndim - len(LETTERS[name]) + LETTERS[name].index(letter))
+  return call._replace(**fields)
 
-  Group e of the queries meets group e of the keys alone. Index -1 is padding.
-  """
-  lead = call.query_index.ndim - 1
 
-  def one(x, axis, index):
-    if x is None:
-      return None
-    library = np if isinstance(x, np.ndarray) else jnp
-    return library.moveaxis(library.take(x, np.maximum(index, 0), axis=axis), axis - 1, lead)
-
-  def both(x):
-    if not checks.is_array(x):
-      return x
-    rows = np.maximum(query_index, 0)[:, :, None] if x.shape[-2] > 1 else np.zeros(
-        (1, 1, 1), np.int32)
-    columns = np.maximum(key_index, 0)[:, None, :] if x.shape[-1] > 1 else np.zeros(
-        (1, 1, 1), np.int32)
-    return jnp.moveaxis(x[..., rows, columns], -3, lead)
-
-  def place(x, index):
-    return np.where(index < 0, np.int32(-1), one(x, -1, index))
-
-  draw = call.draw and call.draw._replace(heads=np.expand_dims(call.draw.heads, lead))
-  return Call(one(call.query, -2, query_index), one(call.key, -2, key_index),
-              one(call.value, -2, key_index), both(call.bias), both(call.mask),
-              one(call.query_positions, -1, query_index), one(call.key_positions, -1, key_index),
-              one(call.query_segments, -1, query_index), one(call.key_segments, -1, key_index),
-              place(call.query_index, query_index), place(call.key_index, key_index), draw)
+def fill(name: str, x: Any, axis: int, length: int) -> Any:
+  """Fills an axis up to length; the new queries or keys have index -1 and nothing sees them."""
+  missing = length - x.shape[axis]
+  if not missing or (name in ('bias', 'mask') and x.shape[axis] == 1):
+    return x
+  widths = [(0, missing if a == axis else 0) for a in range(x.ndim)]
+  library = np if isinstance(x, np.ndarray) else jnp
+  if name.endswith('positions'):  # by the last one, so that intervals of positions stay narrow
+    return library.pad(x, widths, mode='edge')
+  return library.pad(x, widths, constant_values=-1 if name.endswith('index') else 0)
 
 
 def visibility(call: Call, spec: Spec) -> Array | None:
@@ -192,7 +204,11 @@ def visibility(call: Call, spec: Spec) -> Array | None:
   columns = lambda x: jnp.asarray(x)[..., None, None, None, :]
   parts = [] if call.mask is None else [call.mask]
   if spec.visible is not None:
-    parts.append(spec.visible(rows(call.query_positions), columns(call.key_positions)))
+    seen = spec.visible(rows(call.query_positions), columns(call.key_positions))
+    if call.query_blocks is not None:
+      own = columns(call.key_positions) // spec.block
+      seen |= jnp.any(call.query_blocks[..., :, None, :] == own[..., None], -1)
+    parts.append(seen)
   if call.query_segments is not None:
     parts.append(rows(call.query_segments) == columns(call.key_segments))
   if spec.padded:
@@ -215,10 +231,19 @@ def forget_unseen(call: Call, visible: Array | None) -> Call:
                        value=keep(keys, call.value))
 
 
-def position_bias(bias: Any, call: Call) -> Array:
-  """A position bias on the positions of a call: [..., K, G, T, S]."""
+def forget_masked(call: Call) -> Call:
+  """Zeroes the keys and values that a mask without a query axis hides."""
+  if call.mask is None or call.mask.shape[-2] != 1:
+    return call
+  seen = call.mask.any(-3)[..., 0, :, None]
+  keep = lambda x: jnp.where(seen, x, jnp.zeros_like(x))
+  return call._replace(key=keep(call.key), value=keep(call.value))
+
+
+def position_bias(bias: Any, call: Call, heads: tuple[int, ...]) -> Array:
+  """A position bias of K, G heads on the positions of a call: [..., K, G, T, S]."""
   tile = bias(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
-  K, G = call.query.shape[-4:-2]
+  K, G = heads
   if tile.shape[-3] not in (1, K * G):
     raise ValueError(
         f'bias must have {K * G} heads, as query has, or one for all; got {tile.shape[-3]} heads')
@@ -229,10 +254,14 @@ def position_bias(bias: Any, call: Call) -> Array:
 def scores(call: Call, spec: Spec, visible: Array | None) -> Array:
   """scale * q.k + bias, hidden where not visible: [..., K, G, T, S] in float32 at least."""
   wide = axes.wide(call.query.dtype)
-  logits = jnp.einsum('...kgth,...ksh->...kgts', call.query, call.key, preferred_element_type=wide)
-  logits *= jnp.asarray(spec.scale, wide)
+  query, scale = call.query, jnp.asarray(spec.scale, wide)
+  early = query.dtype == wide  # cheaper, but would round a narrow query
+  query = query * scale if early else query
+  logits = softmax.grouped('...kth,...ksh->...kts', query, call.key, wide)
+  logits = logits if early else logits * scale
   if call.bias is not None:
-    bias = call.bias if checks.is_array(call.bias) else position_bias(call.bias, call)
+    heads = call.query.shape[-4:-2]
+    bias = call.bias if checks.is_array(call.bias) else position_bias(call.bias, call, heads)
     logits += bias.astype(wide)
   return softmax.hide(logits, visible)
 
@@ -243,27 +272,6 @@ def dropped(call: Call, spec: Spec, dtype: Any) -> Array | None:
     return None
   return dropout.scale(call.draw, spec.dropout_rate, jnp.asarray(call.query_index),
                        jnp.asarray(call.key_index), dtype)
-
-
-def groups(length: int, size: int) -> np.ndarray:
-  """0 ... length - 1 in rows, int32 [ceil(length / size), size]; -1 fills the last row."""
-  index = np.full(-(-length // size) * size, -1, np.int32)
-  index[:length] = np.arange(length)
-  return index.reshape(-1, size)
-
-
-def put_back(state: softmax.State, index: np.ndarray, length: int) -> softmax.State:
-  """Undoes `take` for queries [E, T']: a state [..., E, K, G, T'] becomes [..., K, G, length]."""
-  place = np.zeros(length, np.int32)
-  place[index[index >= 0]] = np.flatnonzero(index.ravel() >= 0)
-
-  def one(x, axis):
-    x = jnp.moveaxis(x, axis, axis + 2)  # E beside T'
-    x = x.reshape(*x.shape[:axis + 2], index.size, *x.shape[axis + 4:])
-    return jnp.take(x, place, axis=axis + 2)
-
-  lead = state.max.ndim - 4
-  return softmax.State(*(one(x, lead) for x in state))
 
 
 def key_mask(call: Call, variant: str) -> tuple[Call, Array | None]:

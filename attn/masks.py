@@ -6,8 +6,9 @@ Predicates combine with & and |:
 
     masks.causal() & (masks.window(128, 0) | masks.global_tokens(4))
 
-`reaches` answers the same question for intervals of positions: whether any pair might be visible.
-It may say yes too often, never no: it is what lets tiles be skipped.
+Two methods answer the same question for intervals of positions, ends included: `reaches`, whether
+any pair might be visible, so that tiles can be skipped; it may say yes too often, never no. And
+`fills`, whether every pair is, so that tiles need no mask; it may say no too often, never yes.
 """
 
 import dataclasses
@@ -27,9 +28,14 @@ class Predicate:
     raise NotImplementedError
 
   def reaches(self, first_query: Any, last_query: Any, first_key: Any, last_key: Any) -> Any:
-    """Whether a query of one interval might see a key of another; ends included."""
+    """Whether a query of one interval might see a key of another."""
     del last_query, first_key, last_key
     return first_query == first_query
+
+  def fills(self, first_query: Any, last_query: Any, first_key: Any, last_key: Any) -> Any:
+    """Whether every query of one interval surely sees every key of another."""
+    del last_query, first_key, last_key
+    return first_query != first_query
 
   def __and__(self, other: 'Predicate') -> 'Predicate':
     return _And(self, other)
@@ -58,6 +64,9 @@ class _And(Predicate):
   def reaches(self, *ends):
     return self.a.reaches(*ends) & self.b.reaches(*ends)
 
+  def fills(self, *ends):
+    return self.a.fills(*ends) & self.b.fills(*ends)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Or(Predicate):
@@ -70,6 +79,9 @@ class _Or(Predicate):
   def reaches(self, *ends):
     return self.a.reaches(*ends) | self.b.reaches(*ends)
 
+  def fills(self, *ends):
+    return self.a.fills(*ends) | self.b.fills(*ends)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Causal(Predicate):
@@ -79,6 +91,9 @@ class _Causal(Predicate):
 
   def reaches(self, first_query, last_query, first_key, last_key):
     return first_key <= last_query
+
+  def fills(self, first_query, last_query, first_key, last_key):
+    return last_key <= first_query
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +106,9 @@ class _Window(Predicate):
 
   def reaches(self, first_query, last_query, first_key, last_key):
     return (first_query - last_key <= self.left) & (first_key - last_query <= self.right)
+
+  def fills(self, first_query, last_query, first_key, last_key):
+    return (last_query - first_key <= self.left) & (last_key - first_query <= self.right)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +130,9 @@ class _Apart(Predicate):
   def reaches(self, first_query, last_query, first_key, last_key):
     return (last_query - first_key >= self.distance) | (last_key - first_query >= self.distance)
 
+  def fills(self, first_query, last_query, first_key, last_key):
+    return (first_query - last_key >= self.distance) | (first_key - last_query >= self.distance)
+
 
 @dataclasses.dataclass(frozen=True)
 class _SameBlock(Predicate):
@@ -125,6 +146,10 @@ class _SameBlock(Predicate):
     return ((first_query // self.size <= last_key // self.size) &
             (first_key // self.size <= last_query // self.size))
 
+  def fills(self, first_query, last_query, first_key, last_key):
+    return ((first_query // self.size == last_key // self.size) &
+            (last_query // self.size == first_key // self.size))
+
 
 @dataclasses.dataclass(frozen=True)
 class _OtherBlock(Predicate):
@@ -137,6 +162,10 @@ class _OtherBlock(Predicate):
   def reaches(self, first_query, last_query, first_key, last_key):
     return ((first_query // self.size != last_key // self.size) |
             (last_query // self.size != first_key // self.size))
+
+  def fills(self, first_query, last_query, first_key, last_key):
+    return ((first_query // self.size > last_key // self.size) |
+            (first_key // self.size > last_query // self.size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +187,58 @@ class _GlobalTokens(Predicate):
 
   def reaches(self, first_query, last_query, first_key, last_key):
     return (first_query < self.number) | (first_key < self.number)
+
+  def fills(self, first_query, last_query, first_key, last_key):
+    return (last_query < self.number) | (last_key < self.number)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NearBlocks(Predicate):
+  """In the query's own block of `size` positions or a neighbour of it."""
+  size: int
+
+  def __call__(self, query, key):
+    return abs(query // self.size - key // self.size) <= 1
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+    return ((first_query // self.size - last_key // self.size <= 1) &
+            (first_key // self.size - last_query // self.size <= 1))
+
+  def fills(self, first_query, last_query, first_key, last_key):
+    return ((last_query // self.size - first_key // self.size <= 1) &
+            (last_key // self.size - first_query // self.size <= 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class _GlobalBlock(Predicate):
+  """In one block of `size` positions, or seen from it."""
+  size: int
+  number: int
+
+  def __call__(self, query, key):
+    return (query // self.size == self.number) | (key // self.size == self.number)
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+    inside = lambda first, last: (first // self.size <= self.number) & (self.number <= last // self.
+                                                                        size)
+    return inside(first_query, last_query) | inside(first_key, last_key)
+
+  def fills(self, first_query, last_query, first_key, last_key):
+    inside = lambda first, last: (first // self.size == self.number) & (last // self.size == self.
+                                                                        number)
+    return inside(first_query, last_query) | inside(first_key, last_key)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ListedBlocks(Predicate):
+  """In one of the blocks listed for the query's own."""
+  size: int
+  blocks: ArrayLike  # int [blocks, r]
+
+  def __call__(self, query, key):
+    own = jnp.where(query < 0, len(self.blocks), query // self.size)
+    listed = jnp.take(jnp.asarray(self.blocks), own, 0, mode='fill', fill_value=-1)
+    return jnp.any((listed == (key // self.size)[..., None]) & (listed >= 0), -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -219,7 +300,25 @@ def apart(distance: int) -> Predicate:
 
 def global_tokens(number: int) -> Predicate:
   """The first `number` positions see all and are seen by all (Beltagy et al. 2020, section 3.1)."""
-  return _GlobalTokens(check_int('number', number, 0))
+  return _GlobalTokens(check_int('num_global', number, 0))
+
+
+def near_blocks(size: int) -> Predicate:
+  """Keys of the query's own block of `size` positions and of the blocks on both sides."""
+  return _NearBlocks(check_int('size', size, 1))
+
+
+def global_block(size: int, number: int) -> Predicate:
+  """Block `number` of `size` positions sees all and is seen by all (Zaheer et al. 2020)."""
+  return _GlobalBlock(check_int('size', size, 1), check_int('number', number, 0))
+
+
+def listed_blocks(size: int, blocks: ArrayLike) -> Predicate:
+  """Keys of the blocks of `size` positions that blocks [blocks, r] lists for the query's own.
+
+  A number that is no block, as -1, lists none.
+  """
+  return _ListedBlocks(check_int('size', size, 1), blocks)
 
 
 def segments(ids: ArrayLike) -> Predicate:

@@ -64,6 +64,17 @@ def masked_softmax(logits: Array, mask: Array | None = None, axis: int = -1) -> 
   return weights / jnp.where(total > 0, total, jnp.ones_like(total))
 
 
+def grouped(product: str, x: Array, y: Array, dtype: Any) -> Array:
+  """An einsum of x [..., K, G, T, :] and y [..., K, :, :] in which 't' stands for G and T together.
+
+  Every factor then has one axis beside the batch and the summed one, which spares XLA on CPU a
+  transposition of y.
+  """
+  *batch, G, T, size = x.shape
+  result = jnp.einsum(product, x.reshape(*batch, G * T, size), y, preferred_element_type=dtype)
+  return result.reshape(*batch, G, T, result.shape[-1])
+
+
 def visit(logits: Array, value: Array, factor: Array | None = None) -> State:
   """The state of queries that have seen one set of keys.
 
@@ -80,10 +91,7 @@ def visit(logits: Array, value: Array, factor: Array | None = None) -> State:
   weights = jnp.exp(logits - finite(top)[..., None])
   total = jnp.sum(weights, -1)
   weights = weights if factor is None else weights * factor
-  weighted = jnp.einsum('...kgts,...ksh->...kgth',
-                        weights.astype(value.dtype),
-                        value,
-                        preferred_element_type=logits.dtype)
+  weighted = grouped('...kts,...ksh->...kth', weights.astype(value.dtype), value, logits.dtype)
   return State(jax.lax.stop_gradient(top), total, weighted)
 
 

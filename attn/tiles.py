@@ -1,10 +1,12 @@
 """Exact softmax attention tile by tile: visit the key tiles a pattern can reach, merge, finish.
 
-Memory is O(T + S): the scan carries one state per query, and the backward pass computes each tile
+Memory is O(T + S): the loop carries one state per query, and the backward pass computes each tile
 again instead of keeping it, from the output o, the maximum m and the sum z = sum_s exp(l_s - m).
 
     p = exp(l - m) / z   dp = do v^T     dl = p (dp - do.o + dlog z)
     dv = p^T do          dq = dl k       dk = dl^T q
+
+Which tiles are visited, and how many in a step, is said by `attn.layout`.
 
 Source: Dao et al. 2022, FlashAttention, algorithms 1 and 4, https://arxiv.org/abs/2205.14135.
 """
@@ -19,12 +21,11 @@ import numpy as np
 
 from attn import axes
 from attn import call as calls
-from attn import checks, softmax
+from attn import checks, layout, softmax
 from attn.axes import Array
 from attn.call import Call, Spec
+from attn.layout import Plan, Tile
 from attn.softmax import State
-
-DEFAULT_BLOCK = 512
 
 
 class _Inputs(NamedTuple):
@@ -35,182 +36,276 @@ class _Inputs(NamedTuple):
   bias: Any
 
 
-def attend(call: Call, spec: Spec, block_size: int | None = None) -> State:
-  """The state of every query after the keys it may see.
+class _Rows(NamedTuple):
+  """What the backward pass knows of every query."""
+  d_output: Array
+  max: Array
+  log_sum: Array
+  shift: Array  # what is added to dp
+
+
+# The axes, after the leading ones, of every field of a Call, State, _Inputs or _Rows.
+_LETTERS = calls.LETTERS | dict(
+    weighted='KGTH', d_output='KGTH', max='KGT', sum='KGT', log_sum='KGT', shift='KGT')
+# The loop keeps these as callers have them, T or S ahead of the heads, so that only tiles are
+# transposed, in the cache.
+_LARGE = ('query', 'key', 'value', 'weighted', 'd_output')
+
+
+def attend(call: Call,
+           spec: Spec,
+           block_size: int | None = None,
+           step_size: int | None = None) -> State:
+  """The state of every query after the keys it may see, to be merged with others.
 
   Args:
     call: T queries and S keys.
     spec: its static values.
-    block_size: at most so many queries and keys in a tile; DEFAULT_BLOCK if None. Only cost depends
+    block_size: at most so many queries and keys in a tile; layout.BLOCK if None. Only cost depends
       on it.
+    step_size: about so many logits at a time; what suits the platform if None. Only cost depends on
+      it.
 
   Returns:
     the state [..., K, G, T] in float32 at least.
   """
-  block_size = DEFAULT_BLOCK if block_size is None else checks.check_int(
-      'block_size', block_size, 1)
-  T, S = call.query.shape[-2], call.key.shape[-2]
+  output, top, log_sum = _run(call, spec, block_size, step_size)
+  total = jnp.exp(softmax.hide(log_sum, top > softmax.HIDDEN))
+  return State(top, total, _heads_first('weighted', output, spec) * total[..., None])
+
+
+def output(call: Call,
+           spec: Spec,
+           block_size: int | None = None,
+           step_size: int | None = None) -> Array:
+  """The attention of every query over the keys it may see: [..., T, N, Hv] in query's dtype."""
+  result = _run(call, spec, block_size, step_size)[0]
+  *lead, K, G, Hv = result.shape
+  return result.reshape(*lead, K * G, Hv).astype(call.query.dtype)
+
+
+def _run(call: Call, spec: Spec, block_size: int | None,
+         step_size: int | None) -> tuple[Array, Array, Array]:
+  """Outputs [..., T, K, G, Hv], maxima [..., K, G, T] and logarithms of the sums."""
+  T, S = call.lengths
   wide = axes.wide(call.query.dtype)
   if 0 in call.query.shape[:-1] or not S:
-    return softmax.empty(call.query.shape[:-1], call.value.shape[-1], wide)
-  (rows, C), (columns, D) = _split(T, block_size), _split(S, block_size)
-  call, spec = _pad(call, spec, rows * C, columns * D)
-  pairs = _layout(call, spec, rows, columns)
+    nothing = softmax.empty(call.query.shape[:-1], call.value.shape[-1], wide)
+    return _stored('weighted', nothing.weighted, spec), nothing.max, nothing.sum
+  call, spec, plan, visits = layout.arrange(calls.forget_masked(call), spec, block_size, step_size)
   call = axes.vary_alike(call)
-  inputs = _Inputs(call.query, call.key, call.value, call.bias)
-  output, top, log_sum = _tiled(spec, C, D)(inputs, call, pairs)
-  output, top, log_sum = output[..., :T, :], lax.stop_gradient(top[..., :T]), log_sum[..., :T]
-  total = jnp.exp(softmax.hide(log_sum, top > softmax.HIDDEN))
-  return State(top, total, output * total[..., None])
-
-
-def _split(length: int, block_size: int) -> tuple[int, int]:
-  """How many tiles, and of what size: as few as block_size allows, then as small as that allows."""
-  number = -(-length // block_size)
-  return number, -(-length // number)
-
-
-# Axes, from the end, along which queries and keys follow one another.
-_QUERY_AXES = dict(query=-2,
-                   bias=-2,
-                   mask=-2,
-                   query_positions=-1,
-                   query_segments=-1,
-                   query_index=-1)
-_KEY_AXES = dict(key=-2,
-                 value=-2,
-                 bias=-1,
-                 mask=-1,
-                 key_positions=-1,
-                 key_segments=-1,
-                 key_index=-1)
-
-
-def _along(call: Call, places: dict[str, int], function: Callable[..., Any]) -> Call:
-  """Applies function(name, array, axis) to the fields that have one entry per query or key."""
-  fields = {name: (getattr(call, name), axis) for name, axis in places.items()}
-  return call._replace(**{
-      name: function(name, x, axis) for name, (x, axis) in fields.items() if checks.is_array(x)
-  })
-
-
-def _pad(call: Call, spec: Spec, T: int, S: int) -> tuple[Call, Spec]:
-  """The call with T queries and S keys; the new ones have index -1 and nothing sees them."""
-
-  def pad(to):
-
-    def one(name, x, axis):
-      width = to - x.shape[axis]
-      if not width or (name in ('bias', 'mask') and x.shape[axis] == 1):
-        return x
-      widths = [(0, width if a == axis % x.ndim else 0) for a in range(x.ndim)]
-      library = np if isinstance(x, np.ndarray) else jnp
-      if name.endswith('positions'):  # by the last one, so that a tile's interval stays narrow
-        return library.pad(x, widths, mode='edge')
-      return library.pad(x, widths, constant_values=-1 if name.endswith('index') else 0)
-
-    return one
-
-  padded = spec.padded or S > call.key.shape[-2]
-  return _along(_along(call, _QUERY_AXES, pad(T)), _KEY_AXES, pad(S)), spec._replace(padded=padded)
-
-
-def _layout(call: Call, spec: Spec, rows: int, columns: int) -> np.ndarray:
-  """The pairs (query tile, key tile) to visit, int32 [P, 2]: all the pattern may connect.
-
-  Positions known only at run time say nothing: then all pairs.
-  """
-  query, key = call.query_positions, call.key_positions
-  if spec.visible is None or not (isinstance(query, np.ndarray) and isinstance(key, np.ndarray)):
-    reached = np.ones((rows, columns), bool)
-  else:
-    ends = lambda x, n: (f(f(x.reshape(*x.shape[:-1], n, -1), -1).reshape(-1, n), 0)
-                         for f in (np.min, np.max))
-    (q_first, q_last), (k_first, k_last) = ends(query, rows), ends(key, columns)
-    reached = np.broadcast_to(
-        spec.visible.reaches(q_first[:, None], q_last[:, None], k_first, k_last), (rows, columns))
-  return np.argwhere(reached).astype(np.int32)
+  inputs = _Inputs(_stored('query', call.query, spec), _stored('key', call.key, spec),
+                   _stored('value', call.value, spec), call.bias)
+  call = call._replace(**inputs._asdict())
+  result, top, log_sum = _tiled(spec, plan)(inputs, call, visits)
+  result = lax.slice_in_dim(result, 0, T, axis=result.ndim + _first('weighted', spec))
+  return result, lax.stop_gradient(top[..., :T]), log_sum[..., :T]
 
 
 @functools.lru_cache(maxsize=256)
-def _tiled(spec: Spec, C: int, D: int) -> Callable[..., tuple[Array, Array, Array]]:
-  """The function (inputs, call, pairs) -> (output, max, log of the sum) for tiles of [C, D].
+def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
+  """The function (inputs, call, visits) -> (output, max, log of the sum).
 
   The maximum and the sum stay apart, since log(sum) would be lost beside a large maximum. A step
   carries all it reads and is made once for a spec, so that a second call, jitted or not, finds the
   first one's program.
   """
 
-  def compute(call: Call, pair: Array) -> tuple[Call, Array, Array | None]:
-    tile = _cut(call, pair, C, D)
-    visible = calls.visibility(tile, spec)
-    tile = calls.forget_unseen(tile, visible)
-    logits = calls.scores(tile, spec, visible)
-    return tile, logits, calls.dropped(tile, spec, logits.dtype)
+  rules = (spec, spec._replace(visible=None, padded=False))
 
-  def visit(carry: Any, pair: Array) -> tuple[Any, None]:
-    state, call = carry
-    tile, logits, factor = compute(call, pair)
-    seen = softmax.visit(logits, tile.value, factor)
-    new = softmax.merge(State(*(_rows(x, call, pair, C) for x in state)), seen)
-    start, axis = pair[0] * C, call.query.ndim - 2
-    state = (lax.dynamic_update_slice_in_dim(x, y, start, axis) for x, y in zip(state, new))
-    return (State(*state), call), None
+  def compute(rule: Spec, call: Call, tile: Tile) -> tuple[Call, Array, Array | None]:
+    part = _cut(call, tile, spec)
+    part = part._replace(bias=_bias(call.bias, call, part, tile))
+    visible = calls.visibility(part, rule)
+    part = calls.forget_unseen(part, visible) if rule.forget else part
+    logits = calls.scores(part, rule, visible)
+    return part, logits, calls.dropped(part, rule, logits.dtype)
 
-  def forward(inputs: _Inputs, call: Call, pairs: Array) -> tuple[Array, Array, Array]:
+  def visit(rule: Spec, carry: Any, step: Any) -> tuple[Any, None]:
+    state, call, pairs = carry
+    tile = plan.tile(pairs, step)
+    old = _cut(state, tile, spec)
+
+    def look() -> State:
+      part, logits, factor = compute(rule, call, tile)
+      return softmax.merge(old, softmax.visit(logits, part.value, factor))
+
+    new = _if_reached(rule, call, tile, look, lambda: old)
+    return (_paste(layout.write, state, new, tile, spec), call, pairs), None
+
+  def forward(inputs: _Inputs, call: Call, visits: Any) -> tuple[Array, Array, Array]:
     call = call._replace(**inputs._asdict())
-    state = softmax.empty(call.query.shape[:-1], call.value.shape[-1], axes.wide(call.query.dtype))
-    state, _ = _over(visit, axes.vary_alike((state, call)), pairs)
+    shape = _heads_first('query', call.query, spec).shape[:-1]
+    state = softmax.empty(shape, call.value.shape[-1], axes.wide(call.query.dtype))
+    state = state._replace(weighted=_stored('weighted', state.weighted, spec))
+    state, _ = _over(visitors, plan, axes.vary_alike((state, call)), visits)
     total = jnp.where(state.sum > 0, state.sum, jnp.ones_like(state.sum))
-    return softmax.finish(state), state.max, jnp.log(total)
+    return state.weighted / _stored('weighted', total[..., None], spec), state.max, jnp.log(total)
 
-  def revisit(carry: Any, pair: Array) -> tuple[Any, None]:
-    grads, call, *rows = carry
-    tile, logits, factor = compute(call, pair)
-    do, top, log_sum, shift = (_rows(x, call, pair, C) for x in rows)
-    wide, narrow = logits.dtype, lambda x: x.astype(call.value.dtype)
-    product = functools.partial(jnp.einsum, preferred_element_type=wide)
-    p = jnp.exp((logits - softmax.finite(top)[..., None]) - log_sum[..., None])
-    dp = product('...kgth,...ksh->...kgts', narrow(do), tile.value)
-    weights, dp = (p, dp) if factor is None else (p * factor, dp * factor)
-    dl = p * (dp + shift[..., None])
-    dv = product('...kgts,...kgth->...ksh', narrow(weights), narrow(do))
-    ds = narrow(dl * jnp.asarray(spec.scale, wide))
-    dq = product('...kgts,...ksh->...kgth', ds, tile.key)
-    dk = product('...kgts,...kgth->...ksh', ds, tile.query)
-    row, column, axis = pair[0] * C, pair[1] * D, call.query.ndim - 2
-    grads = _Inputs(_add(grads.query, dq, {axis: row}), _add(grads.key, dk, {axis - 1: column}),
-                    _add(grads.value, dv, {axis - 1: column}),
-                    _add_bias(grads.bias, dl, tile, row, column))
-    return (grads, call, *rows), None
+  def revisit(rule: Spec, carry: Any, step: Any) -> tuple[Any, None]:
+    (grads, call, rows), pairs = carry[:-1], carry[-1]
+    tile = plan.tile(pairs, step)
+
+    def look() -> _Inputs:
+      part, logits, factor = compute(rule, call, tile)
+      do, top, log_sum, shift = _cut(rows, tile, spec)
+      wide, narrow = logits.dtype, lambda x: x.astype(part.value.dtype)
+      p = jnp.exp((logits - softmax.finite(top)[..., None]) - log_sum[..., None])
+      dp = softmax.grouped('...kth,...ksh->...kts', narrow(do), part.value, wide)
+      weights, dp = (p, dp) if factor is None else (p * factor, dp * factor)
+      dl = plan.hold(p * (dp + shift[..., None]), tile)
+      dv = _to_keys(narrow(weights), narrow(do), wide)
+      scale, ds = jnp.asarray(rule.scale, wide), narrow(dl)
+      dq = softmax.grouped('...kts,...ksh->...kth', ds, part.key, wide) * scale
+      dk = _to_keys(ds, part.query, wide) * scale
+      return _Inputs(dq, dk, dv, _bias_gradient(dl, call, part, tile))
+
+    zeros = lambda: axes.vary_alike(
+        (call, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look))))[1]
+    parts = _if_reached(rule, call, tile, look, zeros)
+    new = _paste(layout.add, grads._replace(bias=None), parts._replace(bias=None), tile, spec)
+    if checks.is_array(call.bias):
+      new = new._replace(
+          bias=layout.add(grads.bias, parts.bias, _names('bias', grads.bias, spec), tile))
+    else:
+      new = new._replace(bias=jax.tree.map(jnp.add, grads.bias, parts.bias))
+    return (new, call, rows, pairs), None
 
   def backward(kept: Any, cotangents: Any) -> tuple[_Inputs, None, None]:
-    inputs, call, pairs, output, top, log_sum = kept
+    inputs, call, visits, output, top, log_sum = kept
     d_output, _, d_log_sum = cotangents  # the maximum is a constant to whoever merges the state
-    shift = d_log_sum - jnp.sum(d_output * output, -1)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, axes.wide(x.dtype)), inputs)
-    carry = (zeros, call._replace(**inputs._asdict()), d_output, top, log_sum, shift)
-    grads = _over(revisit, axes.vary_alike(carry), pairs)[0]
+    product = jnp.sum(d_output * output, -1, keepdims=True)
+    shift = d_log_sum - _heads_first('d_output', product, spec)[..., 0]
+    call = call._replace(**inputs._asdict())
+    # A query that sees nothing may hold anything.
+    blind = _stored('query', (top == softmax.HIDDEN)[..., None], spec)
+    call = call._replace(query=jnp.where(blind, jnp.zeros_like(call.query), call.query))
+    zeros = jax.tree.map(_zeros, inputs)
+    start = (zeros, call, _Rows(d_output, top, log_sum, shift))
+    grads = _over(revisitors, plan, axes.vary_alike(start), visits)[0]
     return jax.tree.map(_cotangent, grads, inputs), None, None
 
+  visitors = tuple(functools.partial(visit, rule) for rule in rules)
+  revisitors = tuple(functools.partial(revisit, rule) for rule in rules)
   tiled = jax.custom_vjp(forward)
   tiled.defvjp(lambda *args: ((out := forward(*args)), (*args, *out)), backward)
   return tiled
 
 
-def _cut(call: Call, pair: Array, C: int, D: int) -> Call:
-  """The queries and keys of a pair of tiles."""
+def _to_keys(x: Array, y: Array, wide: Any) -> Array:
+  """[..., K, G, T, S] and [..., K, G, T, H] to [..., K, S, H], summed over G and T."""
+  x, y = (z.reshape(*z.shape[:-3], -1, z.shape[-1]) for z in (x, y))
+  product = functools.partial(jnp.einsum, preferred_element_type=wide)
+  if x.dtype != wide:  # XLA on CPU has no narrow product of the other form
+    return product('...kts,...kth->...ksh', x, y)
+  # So that the smaller factor and the result are transposed and not x.
+  return product('...kth,...kts->...khs', y, x).swapaxes(-1, -2)
 
-  def at(start, size):
-    return lambda name, x, axis: x if x.shape[axis] == 1 else lax.dynamic_slice_in_dim(
-        jnp.asarray(x), start * size, size, axis % x.ndim)
 
-  return _along(_along(call, _QUERY_AXES, at(pair[0], C)), _KEY_AXES, at(pair[1], D))
+def _over(steps: tuple[Any, ...], plan: Plan, start: tuple[Any, ...], visits: Any) -> Any:
+  """What remains after every step of every visit; a single one needs no loop to be compiled."""
+  for step, pairs in zip(steps, visits):
+    if pairs is None:
+      continue
+    number = plan.steps(pairs)
+    carry = axes.vary_alike((*start, jnp.asarray(pairs)))
+    if number == 1:
+      *start, _ = step(carry, 0)[0]
+    else:
+      *start, _ = lax.scan(step, carry, jnp.arange(number))[0]
+  return start
 
 
-def _rows(x: Array, call: Call, pair: Array, C: int) -> Array:
-  """The part of [..., K, G, T, ...] that belongs to a pair's queries."""
-  return lax.dynamic_slice_in_dim(x, pair[0] * C, C, call.query.ndim - 2)
+def _first(name: str, spec: Spec) -> int:
+  """Where the loop keeps the axis T or S of a large array, counted from the end."""
+  return -len(_LETTERS[name]) - spec.interleaved
+
+
+def _stored(name: str, x: Array, spec: Spec) -> Array:
+  """An array or a part of one, heads first, as the loop keeps it."""
+  return jnp.moveaxis(x, -2, _first(name, spec)) if name in _LARGE else x
+
+
+def _heads_first(name: str, x: Array, spec: Spec) -> Array:
+  """Undoes _stored."""
+  return jnp.moveaxis(x, _first(name, spec), -2) if name in _LARGE else x
+
+
+def _names(name: str, x: Any, spec: Spec) -> layout.Names:
+  """The names of an array's axes in the loop."""
+  names: list[Any] = [*range(x.ndim - len(_LETTERS[name])), *_LETTERS[name]]
+  if name in _LARGE:
+    names.insert(x.ndim + _first(name, spec), names.pop(-2))
+  return tuple(names)
+
+
+def _cut(tree: Any, tile: Tile, spec: Spec) -> Any:
+  """The parts of a NamedTuple's arrays in a tile, heads first, behind an axis of pairs."""
+  one = lambda name, x: _heads_first(name, layout.read(x, _names(name, x, spec), tile), spec)
+  parts = {
+      name: one(name, x)
+      for name, x in tree._asdict().items()
+      if name in _LETTERS and checks.is_array(x)
+  }
+  if getattr(tree, 'draw', None) is not None:
+    parts['draw'] = tree.draw._replace(heads=one('heads', tree.draw.heads))
+  return tree._replace(**parts)
+
+
+def _paste(how: Callable[..., Array], tree: Any, parts: Any, tile: Tile, spec: Spec) -> Any:
+  """tree with parts written or added to its arrays."""
+  return tree._replace(
+      **{
+          name: how(x, _stored(name, getattr(parts, name), spec), _names(name, x, spec), tile)
+          for name, x in tree._asdict().items()
+          if checks.is_array(x)
+      })
+
+
+def _if_reached(rule: Spec, call: Call, tile: Tile, look: Callable[[], Any],
+                otherwise: Callable[[], Any]) -> Any:
+  """look(), unless positions known only now put everything out of reach."""
+  if not rule.skip or rule.visible is None:
+    return look()
+  query, key = (layout.read(x, _names(name, x, rule), tile)
+                for name, x in (('query_positions', call.query_positions), ('key_positions',
+                                                                            call.key_positions)))
+  reached = rule.visible.reaches(query.min(-1), query.max(-1), key.min(-1), key.max(-1))
+  return lax.cond(jnp.any(reached), look, otherwise)
+
+
+def _bias(bias: Any, call: Call, part: Call, tile: Tile) -> Array | None:
+  """The bias of a tile as an array."""
+  if bias is None or checks.is_array(bias):
+    return part.bias
+  table = calls.position_bias(bias, part, call.query.shape[-3:-1])
+  if 'K' in tile.start and table.shape[-4] > 1:
+    table = lax.dynamic_slice_in_dim(table, tile.start['K'], tile.size['K'], table.ndim - 4)
+  return table
+
+
+def _bias_gradient(d_logits: Array, call: Call, part: Call, tile: Tile) -> Any:
+  """What a tile's logits say to its part of an array bias, or to all of a position bias."""
+  if call.bias is None:
+    return None
+  if checks.is_array(call.bias):
+    return _sum_to(d_logits, part.bias.shape)
+  bias, pull = jax.vjp(lambda bias: _bias(bias, call, part, tile), call.bias)
+  assert bias is not None
+  (grads,) = pull(_sum_to(d_logits, bias.shape).astype(bias.dtype))
+  return jax.tree.map(
+      lambda x, d: _zeros(x)
+      if d.dtype == jax.dtypes.float0 else d.astype(axes.wide(d.dtype)), call.bias, grads)
+
+
+def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+  """x summed over the axes that are 1 in shape."""
+  return jnp.sum(x, [a for a, n in enumerate(shape) if n == 1], keepdims=True)
+
+
+def _zeros(x: Array) -> Array:
+  """What gradients of x are summed in."""
+  return jnp.zeros(jnp.shape(x), axes.wide(x.dtype))
 
 
 def _cotangent(grad: Array, x: Array) -> Any:
@@ -220,43 +315,6 @@ def _cotangent(grad: Array, x: Array) -> Any:
   return grad.astype(x.dtype)
 
 
-def _over(step: Callable[..., Any], start: Any, pairs: Array) -> Any:
-  """What remains after a step for every pair; a single one needs no loop to be compiled."""
-  if len(pairs) == 1:
-    return step(start, pairs[0])[0]
-  return lax.scan(step, start, pairs)[0]
-
-
-def _add(total: Array, part: Array, starts: dict[int, Array]) -> Array:
-  """total with part added at the given start of the named axes; an axis of 1 starts at 0."""
-  start = [
-      jnp.asarray(starts.get(a, 0) if total.shape[a] > 1 else 0, jnp.int32)
-      for a in range(total.ndim)
-  ]
-  old = lax.dynamic_slice(total, start, part.shape)
-  return lax.dynamic_update_slice(total, old + part.astype(total.dtype), start)
-
-
-def _add_bias(total: Any, d_logits: Array, tile: Call, row: Array, column: Array) -> Any:
-  """Adds what a tile's logits say to the gradient of an array bias or of a position bias."""
-  if total is None:
-    return None
-  if not checks.is_array(tile.bias):
-    bias, pull = jax.vjp(lambda b: calls.position_bias(b, tile), tile.bias)
-    (part,) = pull(_sum_to(d_logits, bias.shape).astype(bias.dtype))
-    return jax.tree.map(lambda t, p: t
-                        if p.dtype == jax.dtypes.float0 else t + p.astype(t.dtype), total, part)
-  return _add(total, _sum_to(d_logits, tile.bias.shape), {
-      total.ndim - 2: row,
-      total.ndim - 1: column
-  })
-
-
-def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
-  """x summed over the axes that are 1 in shape."""
-  return jnp.sum(x, [a for a, n in enumerate(shape) if n == 1], keepdims=True)
-
-
 def band_block(width: int, block_size: int | None) -> int:
   """block_size; if None, that of the band, so that few of a tile's pairs lie outside it."""
-  return min(DEFAULT_BLOCK, max(64, width)) if block_size is None else block_size
+  return min(layout.BLOCK, max(64, width)) if block_size is None else block_size

@@ -107,6 +107,7 @@ class Config:
   window: int = _variant(16,
                          'keys seen on each side of a query; causal: to its left',
                          bounds=_COUNT)
+  num_global: int = _variant(1, 'leading positions that see all and are seen by all', bounds=_COUNT)
   stride: int = _variant(8, 'the stride of the pattern', bounds=_SIZE)
   summary: int = _variant(1, 'last positions of a block that later blocks see', bounds=_SIZE)
   rank: int = _variant(8, 'slots that keys (causal: of a segment) are projected to', bounds=_SIZE)
@@ -114,7 +115,11 @@ class Config:
   num_features: int = _variant(64, 'random features', bounds=_SIZE)
   kernel: str = _variant('softmax', 'what the features stand for', choices=('softmax', 'relu'))
   redraw_steps: int = _variant(0, 'steps between draws of features; 0: one draw', bounds=_COUNT)
-  block_size: int = _variant(0, "tile size; changes cost only; 0: the variant's own", bounds=_COUNT)
+  num_random: int = _variant(1, 'random blocks that a block of queries sees', bounds=_COUNT)
+  block_size: int = _variant(
+      0,
+      "tile size, which changes cost only; bigbird: positions in a block; 0: the variant's own (8)",
+      bounds=_COUNT)
 
   num_layers: int = _model(2, 'layers of the encoder, of the decoder, or of each', bounds=_SIZE)
   heads: int = _model(4, 'query heads', bounds=_SIZE)
@@ -181,10 +186,7 @@ class Config:
     row = attn.VARIANTS[variant]
     if capability not in row.supports:
       return False
-    if capability != 'cross' or row.pattern is None:
-      return True
-    names = set(row.options) & set(FIELDS) - {'block_size'}
-    return row.pattern(is_causal=False, **{name: getattr(self, name) for name in names}) is None
+    return capability != 'cross' or row.pattern is None or not set(row.options) - {'block_size'}
 
   def places(self) -> dict[str, Place]:
     """Where attention stands in this model: 'encoder', 'decoder', 'cross' -> Place."""

@@ -17,6 +17,8 @@ VARIANTS = {
     'vanilla': (),
     'local': ('--window=16',),
     'strided': ('--stride=4',),
+    'longformer': ('--window=8', '--num_global=4'),
+    'bigbird': ('--block_size=4', '--num_random=2'),
     'linformer': ('--rank=8',),
     'performer': ('--num_features=64',),
 }

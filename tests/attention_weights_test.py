@@ -3,6 +3,7 @@ own output.
 """
 
 import contextlib
+import functools
 
 import attn
 import jax
@@ -88,9 +89,16 @@ def test_visibility_says_where_weights_are(row):
   """Also for lengths other than those of the other tests, and as VARIANTS[...].visibility."""
   for T in (1, 5, 14):
     case = make(row, qkv(T=T))
-    options = {k: v for k, v in case.get_options().items() if k != 'block_size'}
-    visible = np.asarray(attn.VARIANTS[row.name].visibility(T, T, **options))
-    assert visible.dtype == bool and visible.shape == (T, T)
+    visibility = functools.partial(attn.VARIANTS[row.name].visibility, T, T, **case.get_options())
+    blocks = case.get_params().get('random_blocks')
+    if blocks is None:
+      visible = visibility()
+    elif blocks.ndim == 2:
+      visible = visibility(random_blocks=blocks)
+    else:
+      visible = np.stack([visibility(random_blocks=one) for one in blocks])
+    visible = np.asarray(visible)
+    assert visible.dtype == bool and visible.shape[-2:] == (T, T)
     expected = harness.expected(case).weights > 0
     np.testing.assert_array_equal(np.broadcast_to(visible, expected.shape), expected)
 

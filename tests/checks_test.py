@@ -13,10 +13,7 @@ import pytest
 from tests.points import qkv
 from tests.points import T
 
-PUBLIC = {
-    name: getattr(attn, f'{name}_attention')
-    for name in ('vanilla', 'blockwise', 'local', 'strided', 'fixed', 'linformer', 'performer')
-}
+PUBLIC = {name: getattr(attn, f'{name}_attention') for name in attn.VARIANTS}
 OWN = {
     'vanilla': {},
     'blockwise': {},
@@ -28,6 +25,14 @@ OWN = {
     },
     'fixed': {
         'stride': 3
+    },
+    'longformer': {
+        'window': 2,
+        'num_global': 1
+    },
+    'bigbird': {
+        'block_size': 2,
+        'random_blocks': np.zeros(((T + 1) // 2, 1), np.int32)
     },
     'linformer': {
         'key_projection': np.ones((T, 5), np.float32),
@@ -110,7 +115,8 @@ def test_shapes_that_disagree(name, wrong, words):
   assert all(word in str(error.value) for word in words), str(error.value)
 
 
-@pytest.mark.parametrize('name', ['vanilla', 'blockwise', 'local', 'strided', 'fixed'])
+@pytest.mark.parametrize('name',
+                         [name for name in PUBLIC if 'bias' in attn.VARIANTS[name].supports])
 def test_bias_shape_and_dtype(name):
   for shape in ((3, 4, T, T), (4, T, T), (2, 4, T, T - 1), (T, T)):
     with pytest.raises(ValueError, match='bias') as error:
@@ -177,6 +183,16 @@ def test_positions_and_segments_shapes_and_dtypes(name):
     'block_size': 0
 }), ('performer', {
     'kernel': 'cosine'
+}), ('longformer', {
+    'window': -1
+}), ('longformer', {
+    'num_global': -1
+}), ('longformer', {
+    'num_global': 1.5
+}), ('bigbird', {
+    'block_size': 0
+}), ('bigbird', {
+    'block_size': 3
 })])
 def test_options_out_of_range(name, options):
   with pytest.raises(ValueError) as error:
@@ -212,7 +228,16 @@ def test_options_out_of_range(name, options):
         }),
         ('performer', {
             'features': np.ones((0, 8), np.float32)
-        })
+        }),
+        ('bigbird', {
+            'random_blocks': np.zeros((4, 2), np.int32)
+        }),
+        ('bigbird', {
+            'random_blocks': np.zeros((3, 6, 2), np.int32)
+        }),
+        ('bigbird', {
+            'random_blocks': np.zeros(6, np.int32)
+        }),
     ])
 def test_parameters_of_another_shape(name, options):
   with pytest.raises(ValueError) as error:
@@ -233,7 +258,18 @@ def test_unknown_options_and_names(name):
 def test_init_gives_what_apply_takes(name):
   """Shapes, float32, the same for the same key, another for another."""
   variant, dims = attn.VARIANTS[name], attn.check_qkv(*qkv().values())
-  sizes = {'linformer': {'rank': 5}, 'performer': {'num_features': 20}}.get(name, {})
+  sizes = {
+      'linformer': {
+          'rank': 5
+      },
+      'performer': {
+          'num_features': 20
+      },
+      'bigbird': {
+          'block_size': 2,
+          'num_random': 1
+      }
+  }.get(name, {})
   first, again, other = (variant.init(jax.random.key(seed), dims, **sizes) for seed in (0, 0, 1))
   expected = {
       'linformer': {
@@ -242,11 +278,14 @@ def test_init_gives_what_apply_takes(name):
       },
       'performer': {
           'features': (20, 8)
+      },
+      'bigbird': {
+          'random_blocks': (4, (T + 1) // 2, 1)
       }
   }.get(name, {})
   assert {k: v.shape for k, v in first.items()} == expected
   for k, array in first.items():
-    assert array.dtype == jnp.float32
+    assert array.dtype == (jnp.int32 if k == 'random_blocks' else jnp.float32)
     np.testing.assert_array_equal(array, again[k])
     assert not np.array_equal(array, other[k])
   if name == 'linformer':

@@ -38,6 +38,15 @@ CALLS = {
     'fixed': (lambda T: {
         'stride': root(T)
     }, 1.5),
+    'longformer': (lambda T: {
+        'window': (100, 28),
+        'num_global': 16,
+        'block_size': 64
+    }, 1.),
+    'bigbird': (lambda T: {
+        'block_size': 64,
+        'random_blocks': np.zeros((T // 64, 3), np.int32)
+    }, 1.),
     'linformer': (lambda T: {}, 1.),
     'performer': (lambda T: {
         'kernel': 'softmax',
@@ -142,9 +151,9 @@ def test_no_array_of_t_by_s_with_everything_on(name, is_causal, direction):
   none.
   """
   T = 4096
-  options = CALLS[name][0](T) | {'block_size': None}
-  if name == 'linformer':
-    del options['block_size']
+  options = CALLS[name][0](T)
+  if 'block_size' in options and name != 'bigbird':
+    options['block_size'] = None
   extra, dropout = extras(name, T)
   call = function(name, direction, is_causal=is_causal, **options, **dropout)
   found = jaxprs.shapes(call, *arguments(name, T, is_causal), extra)

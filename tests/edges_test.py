@@ -13,8 +13,9 @@ T = 9
 OPTIONS = {
     'vanilla': {}, 'blockwise': {'block_size': 4}, 'local': {'window': 3, 'block_size': 4},
     'strided': {'stride': 3, 'block_size': 4}, 'fixed': {'stride': 3},
+    'longformer': {'window': 2, 'num_global': 1, 'block_size': 4}, 'bigbird': {'block_size': 2},
 }  # yapf: disable
-TILED = [name for name in OPTIONS if name != 'vanilla']
+TILED = [name for name in OPTIONS if name not in ('vanilla', 'bigbird')]
 
 
 def normal(*shape, seed=0):
@@ -30,6 +31,8 @@ def params(name):
     return {'features': normal(16, 8, seed=3)}
   if name == 'linformer':
     return {'key_projection': normal(T, 3, seed=3), 'value_projection': normal(T, 3, seed=4)}
+  if name == 'bigbird':
+    return {'random_blocks': np.array([[-1], [3], [4], [0], [2]], np.int32)}
   return {}
 
 

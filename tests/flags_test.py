@@ -72,7 +72,7 @@ def test_an_option_of_a_variant_is_read_or_refused(name):
 def test_every_option_of_a_variant_is_a_field():
   for variant in attn.VARIANTS.values():
     sizes = dict.fromkeys(variant.sizes, 2)
-    arrays = variant.init(jax.random.key(0), attn.Dims(4, 4, 2, 2, 8, 8, ()), **sizes)
+    arrays = variant.init(jax.random.key(0), attn.Dims((), 4, 4, 2, 2, 8, 8), **sizes)
     assert {*variant.options, *variant.sizes} - set(arrays) <= set(FIELDS)
 
 

@@ -57,7 +57,10 @@ class Case(NamedTuple):
       return self.params
     _, _, S, N = self.sizes
     made = self.row.params(np.random.default_rng(7), S, N, self.arrays['query'].shape[-1])
-    return {name: _round(array, self.dtype) for name, array in made.items()}
+    return {
+        name: array if np.issubdtype(array.dtype, np.integer) else _round(array, self.dtype)
+        for name, array in made.items()
+    }
 
   def get_options(self) -> dict[str, Any]:
     options = {**self.row.options, **self.options, 'is_causal': self.row.is_causal}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 T = 7
-OPTIONS = {'local': {'window': 2}, 'strided': {'stride': 3}, 'fixed': {'stride': 3}}
+OPTIONS = {'local': {'window': 2}, 'strided': {'stride': 3}, 'fixed': {'stride': 3},
+           'longformer': {'window': 2, 'num_global': 1}}  # yapf: disable
 DTYPES = ('int8', 'uint8', 'int16', 'uint32', 'int64')
 
 

@@ -14,6 +14,12 @@ PREDICATES = {
     'window 0': (masks.window(0, 0), oracles.sees_window(0, 0)),
     'strided': (masks.strided(3), oracles.sees_strided(3)),
     'fixed': (masks.fixed(4, 2), oracles.sees_fixed(4, 2)),
+    'near blocks': (masks.near_blocks(3), lambda t, s: abs(t // 3 - s // 3) <= 1),
+    'global block': (masks.global_block(3, 1), lambda t, s: t // 3 == 1 or s // 3 == 1),
+    'listed blocks': (masks.listed_blocks(3, np.array([[1, -1], [0, 2],
+                                                       [2,
+                                                        2]])), lambda t, s: 0 <= t < 9 and s // 3 in
+                      ((1,), (0, 2), (2,))[t // 3]),
     'global': (masks.global_tokens(2), lambda t, s: t < 2 or s < 2),
 }
 POSITIONS = {
@@ -85,3 +91,20 @@ def test_dense_under_jit_and_vmap():
 def test_impossible_sizes_are_refused(make):
   with pytest.raises(ValueError, match=r'-?\d'):
     make()
+
+
+@pytest.mark.parametrize('name', PREDICATES)
+def test_reaches_and_fills_never_promise_too_much(name):
+  """For all intervals of up to 4 positions: what is not reached holds nothing, what fills, all."""
+  one, sees = PREDICATES[name]
+  combined = ((one, sees), (masks.causal() & one, lambda t, s: s <= t and sees(t, s)),
+              (one | masks.window(1, 0), lambda t, s: sees(t, s) or t - 1 <= s <= t))
+  for predicate, visible in combined:
+    told = 0
+    for t, s, n, m in np.ndindex(9, 9, 4, 4):
+      table = [visible(i, j) for i in range(t, t + n + 1) for j in range(s, s + m + 1)]
+      ends = [np.asarray(end) for end in (t, t + n, s, s + m)]
+      reached, filled = predicate.reaches(*ends), predicate.fills(*ends)
+      assert (reached or not any(table)) and (not filled or all(table)), (t, s, n, m)
+      told += int(filled) + int(not reached)
+    assert told or predicate is one and name in ('strided', 'listed blocks'), 'nothing is ever told'

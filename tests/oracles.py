@@ -64,6 +64,29 @@ def sees_fixed(stride: int, summary: int) -> Callable[[int, int], bool]:
   return lambda t, s: t // stride == s // stride or s % stride in range(stride - summary, stride)
 
 
+def sees_longformer(left: int, right: int, num_global: int) -> Callable[[int, int], bool]:
+  """Longformer, section 3.1: the window, and tokens that attend to all and to which all attend."""
+  window = sees_window(left, right)
+  return lambda t, s: window(t, s) or t < num_global or s < num_global
+
+
+def sees_bigbird(size: int, blocks: np.ndarray, is_causal: bool) -> Callable[[int, int], bool]:
+  """BigBird (Zaheer et al. 2020), section 2, by blocks: w = 3, first and last global, r at random.
+
+  Causal, nothing later is seen, so the last block is not global, and of listed blocks only earlier
+  ones count.
+  """
+  last = len(blocks) - 1
+
+  def sees(t: int, s: int) -> bool:
+    i, j = t // size, s // size
+    listed = 0 <= i <= last and j >= 0 and j in blocks[i].tolist() and (not is_causal or j < i)
+    first_or_last = (0,) if is_causal else (0, last)
+    return abs(i - j) <= 1 or i in first_or_last or j in first_or_last or listed
+
+  return sees
+
+
 def pattern(sees, query_positions, key_positions) -> np.ndarray:
   """Tabulates a predicate: [..., T] and [..., S] positions give bool [..., T, S]."""
   query_positions, key_positions = np.asarray(query_positions), np.asarray(key_positions)
@@ -168,6 +191,29 @@ def strided(inputs, dout, *, is_causal, query_positions, key_positions, stride) 
 def fixed(inputs, dout, *, is_causal, query_positions, key_positions, stride, summary=1) -> Result:
   sees = sees_fixed(stride, summary)
   return attend(_seen(inputs, is_causal, query_positions, key_positions, sees), dout)
+
+
+def longformer(inputs, dout, *, is_causal, query_positions, key_positions, window,
+               num_global) -> Result:
+  left, right = (window, window) if isinstance(window, int) else window
+  sees = sees_longformer(left, right, num_global)
+  return attend(_seen(inputs, is_causal, query_positions, key_positions, sees), dout)
+
+
+def bigbird(inputs, dout, *, is_causal, query_positions, key_positions, block_size,
+            random_blocks) -> Result:
+  """random_blocks [blocks, r], or [N, blocks, r] for each head its own."""
+  blocks = np.asarray(random_blocks, int)
+  if blocks.ndim == 2:
+    sees = sees_bigbird(block_size, blocks, is_causal)
+    return attend(_seen(inputs, is_causal, query_positions, key_positions, sees), dout)
+  visible = np.array(inputs.visible)
+  for n in range(len(blocks)):
+    sees = sees_bigbird(block_size, blocks[n], is_causal)
+    one = inputs._replace(visible=inputs.visible[..., n:n + 1, :, :])
+    visible[..., n:n + 1, :, :] = _seen(one, is_causal, query_positions, key_positions,
+                                        sees).visible
+  return attend(inputs._replace(visible=visible), dout)
 
 
 # Linformer.

@@ -41,6 +41,23 @@ def performer_params(rng: np.random.Generator, S: int, N: int, H: int) -> Params
   return {'features': rng.normal(size=(19, H))}
 
 
+def _listed(rng: np.random.Generator, *shape: int) -> np.ndarray:
+  """Random blocks: any number from -1 (none) to the last, some twice, some seen anyway."""
+  return rng.integers(-1, shape[-2], shape, np.int32)
+
+
+def bigbird_params(rng: np.random.Generator, S: int, N: int, H: int) -> Params:
+  """Two random blocks for each block of 2 positions, the same for all heads.
+
+  Blocks cover S, which is also T wherever the positions are the default ones.
+  """
+  return {'random_blocks': _listed(rng, -(-S // 2), 2)}
+
+
+def bigbird_params_per_head(rng: np.random.Generator, S: int, N: int, H: int) -> Params:
+  return {'random_blocks': _listed(rng, N, -(-S // 2), 2)}
+
+
 class Row(NamedTuple):
   """One line of the conformance table.
 
@@ -62,11 +79,12 @@ class Row(NamedTuple):
   @property
   def is_pattern(self) -> bool:
     """Whether visibility depends on positions even when not causal."""
-    return self.name in ('local', 'strided', 'fixed')
+    return self.name in ('local', 'strided', 'fixed', 'longformer', 'bigbird')
 
   def oracle(self, inputs: oracles.Inputs, dout, positions, params: Params,
              options: dict[str, Any]) -> oracles.Result:
-    options = {name: value for name, value in options.items() if name != 'block_size'}
+    if self.name != 'bigbird':  # whose block size is a part of what it computes
+      options = {name: value for name, value in options.items() if name != 'block_size'}
     function = getattr(oracles, self.name)
     query_positions, key_positions = positions
     if self.name == 'linformer':
@@ -87,6 +105,7 @@ class Row(NamedTuple):
 BLOCKS = tuple({'block_size': size} for size in (1, 7, None))
 WINDOWS = tuple({'window': window} for window in ((0, 0), (0, 3), (4, 9), 2, 100))
 STRIDES = ({'stride': 1}, {'stride': 4, 'block_size': 3}, {'stride': 100})
+GLOBALS = ({'num_global': 0}, {'num_global': 5, 'block_size': 3}, {'num_global': 100})
 FIXED = ({
     'stride': 1,
     'summary': 1
@@ -133,6 +152,25 @@ ROWS = (
         'summary': 2,
         'block_size': 4
     }, True, FIXED + BLOCKS),
+    Row('longformer', 'longformer', False, {
+        'window': (2, 1),
+        'num_global': 2,
+        'block_size': 4
+    }, False, GLOBALS + BLOCKS),
+    Row('longformer-causal', 'longformer', True, {
+        'window': 2,
+        'num_global': 2,
+        'block_size': 4
+    }, True, GLOBALS + BLOCKS),
+    Row('bigbird', 'bigbird', False, {'block_size': 2}, True, params=bigbird_params),
+    Row('bigbird-causal', 'bigbird', True, {'block_size': 2}, False, params=bigbird_params),
+    Row('bigbird-heads', 'bigbird', False, {'block_size': 2}, False,
+        params=bigbird_params_per_head),
+    Row('bigbird-heads-causal',
+        'bigbird',
+        True, {'block_size': 2},
+        True,
+        params=bigbird_params_per_head),
     Row('linformer', 'linformer', False, {}, params=linformer_params),
     Row('linformer-causal', 'linformer', True, {}, params=segment_params),
     Row('performer', 'performer', False, {

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 from attn import call as calls
 from attn import checks, masks
 from attn.axes import Array, ArrayLike, Dims
-from attn.variants import linformer, performer
+from attn.variants import bigbird, linformer, performer
+from attn.variants.bigbird import bigbird_attention, bigbird_random_blocks
 from attn.variants.blockwise import blockwise_attention
 from attn.variants.fixed import fixed_attention
 from attn.variants.linformer import linformer_attention
 from attn.variants.local import local_attention
+from attn.variants.longformer import longformer_attention
 from attn.variants.performer import orthogonal_features, performer_attention
 from attn.variants.strided import strided_attention
 from attn.variants.vanilla import vanilla_attention
@@ -130,6 +132,10 @@ def _window(is_causal: bool, window: int | tuple[int, int]) -> masks.Predicate:
   return masks.window(*checks.check_window(window, is_causal))
 
 
+def _longformer(is_causal: bool, window: int | tuple[int, int], num_global: int) -> masks.Predicate:
+  return _window(is_causal, window) | masks.global_tokens(num_global)
+
+
 _CHILD = 'Child et al. 2019, https://arxiv.org/abs/1904.10509'
 
 VARIANTS: dict[str, Variant] = {
@@ -152,6 +158,15 @@ VARIANTS: dict[str, Variant] = {
                 _pattern(lambda is_causal, stride, summary=1: masks.fixed(stride, summary)),
                 ('stride', 'summary', 'block_size'), (), _ALL,
                 'O(T (stride + summary T / stride)), memory O(T stride)', _CHILD),
+    'longformer':
+        Variant(longformer_attention, _nothing, _pattern(_longformer),
+                ('window', 'num_global', 'block_size'), (), _ALL,
+                'O(T (window + num_global)), memory O(T)',
+                'Beltagy et al. 2020, https://arxiv.org/abs/2004.05150'),
+    'bigbird':
+        Variant(bigbird_attention, bigbird.init, bigbird.predicate, ('block_size', 'random_blocks'),
+                ('num_random', 'block_size'), _ALL, 'O(T block_size (5 + r)), memory O(T r)',
+                'Zaheer et al. 2020, https://arxiv.org/abs/2007.14062'),
     'linformer':
         Variant(linformer_attention, linformer.init, None, ('key_projection', 'value_projection'),
                 ('rank',),
@@ -207,7 +222,8 @@ def attention_weights(name: str,
 
 
 __all__ = [
-    'CAPABILITIES', 'Params', 'VARIANTS', 'Variant', 'attention_weights', 'blockwise_attention',
-    'fixed_attention', 'linformer_attention', 'local_attention', 'orthogonal_features',
-    'performer_attention', 'strided_attention', 'vanilla_attention'
+    'CAPABILITIES', 'Params', 'VARIANTS', 'Variant', 'attention_weights', 'bigbird_attention',
+    'bigbird_random_blocks', 'blockwise_attention', 'fixed_attention', 'linformer_attention',
+    'local_attention', 'longformer_attention', 'orthogonal_features', 'performer_attention',
+    'strided_attention', 'vanilla_attention'
 ]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn import call as calls
-from attn import softmax, tiles
+from attn import tiles
 from attn.axes import Array, ArrayLike
 from attn.positions import PositionBias
 
@@ -45,17 +45,16 @@ def blockwise_attention(
   Source: Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135; Rabe and Staats 2021,
   https://arxiv.org/abs/2112.05682.
   """
-  dims, call, spec = calls.prepare(query,
-                                   key,
-                                   value,
-                                   bias,
-                                   mask,
-                                   is_causal=is_causal,
-                                   scale=scale,
-                                   query_positions=query_positions,
-                                   key_positions=key_positions,
-                                   segment_ids=segment_ids,
-                                   dropout_rate=dropout_rate,
-                                   dropout_rng=dropout_rng)
-  return calls.heads_last(softmax.finish(tiles.attend(call, spec, block_size), call.query.dtype),
-                          dims)
+  _, call, spec = calls.prepare(query,
+                                key,
+                                value,
+                                bias,
+                                mask,
+                                is_causal=is_causal,
+                                scale=scale,
+                                query_positions=query_positions,
+                                key_positions=key_positions,
+                                segment_ids=segment_ids,
+                                dropout_rate=dropout_rate,
+                                dropout_rng=dropout_rng)
+  return tiles.output(call, spec, block_size)

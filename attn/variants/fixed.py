@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-
 from attn import call as calls
-from attn import checks, masks, softmax, tiles
+from attn import checks, groups, masks, softmax, tiles
 from attn.axes import Array, ArrayLike
 from attn.call import Call, Spec
 from attn.positions import PositionBias
@@ -70,8 +68,10 @@ def fixed_attention(
                                    dropout_rng=dropout_rng,
                                    pattern=masks.fixed(stride, summary))
   if query_positions is None and key_positions is None and dims.T:
-    own = own_block(call, spec, stride, is_causal, block_size)
-    state = softmax.merge(own, _summaries(call, spec, stride, summary, is_causal, block_size))
+    state = own_block(call, spec, stride, is_causal, block_size)
+    if stride < dims.T:  # there are other blocks
+      others = _summaries(call, spec, stride, summary, is_causal, block_size)
+      state = softmax.merge(state, others)
   else:
     state = tiles.attend(call, spec, block_size)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
@@ -79,21 +79,15 @@ def fixed_attention(
 
 def own_block(call: Call, spec: Spec, size: int, is_causal: bool, block_size: int | None) -> State:
   """Attention of every query within its own block of `size` positions, all blocks side by side."""
-  length = call.query.shape[-2]
-  blocks = calls.groups(length, min(size, length))
-  spec = spec._replace(visible=masks.causal() if is_causal else None,
-                       padded=bool(np.any(blocks < 0)))
-  return calls.put_back(tiles.attend(calls.take(call, blocks, blocks), spec, block_size), blocks,
-                        length)
+  length = call.lengths[0]
+  spec = spec._replace(visible=masks.causal() if is_causal else None)
+  blocks, spec = groups.fold(call, spec, min(size, length))
+  return groups.unfold(tiles.attend(blocks, spec, block_size), length)
 
 
 def _summaries(call: Call, spec: Spec, stride: int, summary: int, is_causal: bool,
                block_size: int | None) -> State:
   """The last `summary` keys of every other block, earlier ones when causal."""
-  length = call.query.shape[-2]
-  positions = np.arange(length, dtype=np.int32)
-  keys = positions[positions % stride >= stride - summary]
-  visible = masks.other_block(stride) & masks.causal() if is_causal else masks.other_block(stride)
-  part = calls.take(call, positions[None], keys[None])
-  return calls.put_back(tiles.attend(part, spec._replace(visible=visible), block_size),
-                        positions[None], length)
+  other = masks.other_block(stride)
+  spec = spec._replace(visible=other & masks.causal() if is_causal else other)
+  return tiles.attend(*groups.last_keys(call, spec, stride, summary), block_size)

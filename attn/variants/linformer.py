@@ -102,7 +102,7 @@ def linformer_attention(
   slots = _slots(call, key_projection, value_projection, keys_seen if is_causal else None)
   if is_causal:
     size = key_projection.shape[-2]
-    before = spec._replace(visible=masks.causal() & masks.other_block(size))
+    before = spec._replace(visible=masks.causal() & masks.other_block(size), forget=True)
     own = spec._replace(visible=masks.causal() & masks.same_block(size))
     state = _reshape(tiles.attend(slots, before), dims)
     if query_positions is None and dims.T:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn import call as calls
-from attn import masks, softmax, tiles
+from attn import masks, tiles
 from attn.axes import Array, ArrayLike
 from attn.checks import check_window
 from attn.positions import PositionBias
@@ -30,8 +30,8 @@ def local_attention(
 
   Query t attends to the keys s with t - left <= s <= t + right, where (left, right) = window. Equal
   to `vanilla_attention` under `masks.window(left, right)`, in O(T * (left + right)) time and O(T +
-  S) memory. Positions that are given as traced arrays leave the memory as it is and cost O(T * S)
-  time, since nothing can be skipped.
+  S) memory. Positions that are given as traced arrays leave the memory as it is; tiles are then
+  skipped at run time.
 
   Args:
     query: [..., T, N, H].
@@ -52,18 +52,17 @@ def local_attention(
   Source: Beltagy et al. 2020, Longformer, section 3.1, https://arxiv.org/abs/2004.05150.
   """
   left, right = check_window(window, is_causal)
-  dims, call, spec = calls.prepare(query,
-                                   key,
-                                   value,
-                                   bias,
-                                   mask,
-                                   is_causal=is_causal,
-                                   scale=scale,
-                                   query_positions=query_positions,
-                                   key_positions=key_positions,
-                                   segment_ids=segment_ids,
-                                   dropout_rate=dropout_rate,
-                                   dropout_rng=dropout_rng,
-                                   pattern=masks.window(left, right))
-  state = tiles.attend(call, spec, tiles.band_block(left + right, block_size))
-  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+  _, call, spec = calls.prepare(query,
+                                key,
+                                value,
+                                bias,
+                                mask,
+                                is_causal=is_causal,
+                                scale=scale,
+                                query_positions=query_positions,
+                                key_positions=key_positions,
+                                segment_ids=segment_ids,
+                                dropout_rate=dropout_rate,
+                                dropout_rng=dropout_rng,
+                                pattern=masks.window(left, right))
+  return tiles.output(call, spec, tiles.band_block(left + right, block_size))

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-
 from attn import call as calls
-from attn import checks, masks, softmax, tiles
+from attn import checks, groups, masks, softmax, tiles
 from attn.axes import Array, ArrayLike
 from attn.call import Call, Spec
 from attn.positions import PositionBias
@@ -81,10 +79,10 @@ def _window_and_columns(call: Call, spec: Spec, stride: int, is_causal: bool,
   causal = (lambda p: masks.causal() & p) if is_causal else (lambda p: p)
   window = spec._replace(visible=causal(masks.window(stride - 1, stride - 1)))
   near = tiles.attend(call, window, tiles.band_block(stride, block_size))
-  length = call.query.shape[-2]
+  length = call.lengths[0]
   if stride >= length:
     return near
-  residues = calls.groups(length, stride).T  # [stride, ceil(T / stride)]
-  columns = spec._replace(visible=causal(masks.apart(stride)), padded=bool(np.any(residues < 0)))
-  far = tiles.attend(calls.take(call, residues, residues), columns, block_size)
-  return softmax.merge(near, calls.put_back(far, residues, length))
+  columns, spec = groups.fold(call, spec._replace(visible=causal(masks.apart(stride))), stride,
+                              True)
+  far = tiles.attend(columns, spec, block_size)
+  return softmax.merge(near, groups.unfold(far, length, True))

@@ -14,17 +14,23 @@ from experiments.models.encoder import Encoder
 from experiments.models.seq2seq import Seq2Seq
 from experiments.tasks import Task
 
+BIGBIRD_BLOCK = 8
+
 
 def _attention(config: Config, place: Place, key_length: int) -> layers.AttentionSpec:
   """Collects what the variant at a place needs; key_length is the most keys it will see."""
   variant = attn.VARIANTS[place.variant]
   options = {name: getattr(config, name) for name in variant.options if name in FIELDS}
-  if not options.get('block_size', 1):
+  sizes = {name: getattr(config, name) for name in variant.sizes}
+  if place.variant == 'bigbird':  # whose blocks are a part of what it computes
+    options['block_size'] = config.block_size or BIGBIRD_BLOCK
+    sizes |= {'block_size': options['block_size'], 'is_causal': place.causal}
+  elif not options.get('block_size', 1):
     del options['block_size']  # 0: the variant's own
   return layers.AttentionSpec(
       variant=place.variant,
       options=tuple(options.items()),
-      sizes=tuple((name, getattr(config, name)) for name in variant.sizes),
+      sizes=tuple(sizes.items()),
       parameter_length=config.segment if place.causal else key_length,
       num_heads=config.heads,
       num_kv_heads=config.kv_heads or config.heads,

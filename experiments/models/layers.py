@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {'gelu': nn.gelu, 'relu': nn.relu}
-# Keeps the keys of features apart from other keys that start from the same seed.
+# Keeps the keys of what variants draw apart from other keys that start from the same seed.
 FEATURE_STREAM = 0x70657266
 
 
@@ -105,17 +105,20 @@ class Attention(nn.Module):
     return dense(x.shape[-1], axis=(-2, -1), name='out')(output)
 
   def _parameters(self, dims: Any, draw: Array | int) -> Any:
-    """Returns the variant's parameters: learned ones, or features, other ones for each `draw`."""
+    """Returns the variant's parameters: learned ones, random blocks, which never change, or
+    features, other ones for each `draw`.
+    """
     spec = self.spec
     if not spec.sizes:
       return {}
-    dims = dims._replace(S=spec.parameter_length)
-    init = functools.partial(attn.VARIANTS[spec.variant].init, dims=dims, **dict(spec.sizes))
-    if spec.variant != 'performer':
-      return self.param('projections', init)
+    init = functools.partial(attn.VARIANTS[spec.variant].init, **dict(spec.sizes))
+    if spec.variant not in ('performer', 'bigbird'):
+      return self.param('projections', init, dims._replace(S=spec.parameter_length))
     rng = jax.random.fold_in(jax.random.key(spec.seed), FEATURE_STREAM)
-    rng = jax.random.fold_in(jax.random.fold_in(rng, self.instance), draw)
-    return jax.lax.stop_gradient(init(rng))
+    rng = jax.random.fold_in(rng, self.instance)
+    if spec.variant == 'bigbird':
+      return init(rng, dims)
+    return jax.lax.stop_gradient(init(jax.random.fold_in(rng, draw), dims))
 
 
 class LayerNorm(nn.Module):

@@ -1,0 +1,277 @@
+"""BigBird: blocks in a window, global blocks, random blocks."""
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn import axes
+from attn import call as calls
+from attn import checks, groups, masks, softmax, tiles
+from attn.axes import Array, ArrayLike, Dims
+from attn.call import Call, Spec
+from attn.masks import Predicate
+from attn.positions import PositionBias
+from attn.softmax import State
+
+
+def bigbird_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | PositionBias | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    block_size: int,
+    random_blocks: ArrayLike,
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    segment_ids: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+) -> Array:
+  """Softmax attention by blocks: near ones, global ones and some at random.
+
+  A query in block i attends to the keys of the blocks i - 1, i and i + 1, of the first and the last
+  block, and of those that random_blocks[i] lists; queries of the first and the last block attend to
+  all. When causal only to keys at or before it, and the last block is not global. A key is counted
+  once however often it is listed. In O(T * block_size * (5 + r)) time and O(T * r) memory. A dense
+  mask, a bias array or explicit positions cost O(T * S) time, as do, where each head has blocks of
+  its own, position biases, segments and dropout; none costs more memory.
+
+  Args:
+    query: [..., T, N, H].
+    key: [..., S, K, H], with N a multiple of K.
+    value: [..., S, K, Hv].
+    block_size: positions in a block, which begins at a multiple of it.
+    random_blocks: integers [blocks, r], or [N, blocks, r] for each head its own, such as
+      `bigbird_random_blocks` draws; blocks = ceil(T / block_size), and with explicit positions all
+      that they reach. A number that is no block, as -1, lists none; when causal, neither does one
+      that is not earlier.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
+      dropout_rng: as in `vanilla_attention`.
+
+  Returns:
+    [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
+
+  Raises:
+    TypeError, ValueError: as in `vanilla_attention`, or random_blocks does not fit.
+
+  Source: Zaheer et al. 2020, BigBird, section 2, https://arxiv.org/abs/2007.14062.
+  """
+  size = checks.check_int('block_size', block_size, 1)
+  random_blocks, given = _check_blocks(random_blocks), random_blocks
+  number = random_blocks.shape[-2]
+  dims, call, spec = calls.prepare(query,
+                                   key,
+                                   value,
+                                   bias,
+                                   mask,
+                                   is_causal=is_causal,
+                                   scale=scale,
+                                   query_positions=query_positions,
+                                   key_positions=key_positions,
+                                   segment_ids=segment_ids,
+                                   dropout_rate=dropout_rate,
+                                   dropout_rng=dropout_rng,
+                                   pattern=_near_and_global(size, number, is_causal))
+  placed = query_positions is not None or key_positions is not None
+  if random_blocks.ndim == 3 and random_blocks.shape[0] != dims.N:
+    raise ValueError(f'random_blocks must be [blocks, r] or [N, blocks, r] with N = {dims.N} query '
+                     f'heads; got {given.shape}')
+  if not placed and number != -(-dims.T // size):
+    raise ValueError(
+        f'random_blocks must list {-(-dims.T // size)} blocks of block_size = {size} for T = '
+        f'{dims.T}; got {given.shape}, which lists {number}')
+  chosen = _choose(random_blocks, is_causal)  # [N or 1, blocks, r]
+  whole = call.bias is not None and checks.is_array(call.bias) or (call.mask is not None and
+                                                                   call.mask.shape[-2] > 1)
+  per_head = chosen.shape[0] > 1 and (call.bias is not None or segment_ids is not None or
+                                      call.draw is not None)
+  block = tiles.band_block(2 * size, None)
+  if not dims.T or not dims.S:
+    return tiles.output(call, spec)
+  if placed or whole or per_head:
+    heads = (dims.K, dims.G) if chosen.shape[0] > 1 else (1, 1)
+    own = jnp.asarray(call.query_positions)
+    own = jnp.where(own < 0, number, own // size)
+    lists = jnp.take(chosen.reshape(*heads, *chosen.shape[1:]), own, 2, mode='fill', fill_value=-1)
+    call = call._replace(query_blocks=jnp.moveaxis(lists, (0, 1), (-4, -3)))
+    return tiles.output(call, spec._replace(block=size), block)
+  state = tiles.attend(call, spec, block)
+  state = softmax.merge(state, _random(calls.forget_masked(call), spec, size, chosen))
+  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+
+def _check_blocks(blocks: ArrayLike) -> Array:
+  if not checks.is_array(blocks) or not jnp.issubdtype(blocks.dtype, jnp.integer):
+    raise ValueError('random_blocks must be an integer array [blocks, r] or [N, blocks, r]; '
+                     f'got {blocks.dtype if checks.is_array(blocks) else type(blocks).__name__}')
+  if blocks.ndim not in (2, 3):
+    raise ValueError(
+        f'random_blocks must be [blocks, r] or [N, blocks, r]; got {tuple(blocks.shape)}')
+  return jnp.asarray(checks.int32(blocks))
+
+
+def _near_and_global(size: int, number: int, is_causal: bool) -> Predicate:
+  near = masks.near_blocks(size) | masks.global_block(size, 0)
+  return near if is_causal or number < 2 else near | masks.global_block(size, number - 1)
+
+
+def predicate(*, is_causal: bool, block_size: int, random_blocks: ArrayLike) -> Predicate:
+  """All that a query of one head sees.
+
+  Raises:
+    ValueError: random_blocks are those of several heads.
+  """
+  blocks = _check_blocks(random_blocks)
+  if blocks.ndim == 3:
+    raise ValueError(
+        'random_blocks must be [blocks, r], since what is visible differs between heads; '
+        f'got {blocks.shape}: give those of one head, random_blocks[n]')
+  near = _near_and_global(block_size, blocks.shape[-2], is_causal)
+  seen = near | masks.listed_blocks(block_size, blocks)
+  return masks.causal() & seen if is_causal else seen
+
+
+def _choose(blocks: Array, is_causal: bool) -> Array:
+  """Blocks [N or 1, blocks, r] with -1 for those that are seen anyway, twice there, or none."""
+  blocks = blocks if blocks.ndim == 3 else blocks[None]
+  number, r = blocks.shape[-2:]
+  own = np.arange(number, dtype=np.int32)[None, :, None]
+  new = (blocks > 0) & (blocks < own - 1 if is_causal else abs(blocks - own) > 1)
+  if not is_causal:
+    new &= (blocks < number - 1) & (own > 0) & (own < number - 1)
+  twice = [jnp.any(blocks[..., :j] == blocks[..., j:j + 1], -1) for j in range(r)]
+  return jnp.where(new & ~jnp.stack(twice, -1), blocks, -1) if r else blocks
+
+
+def _random(call: Call, spec: Spec, size: int, chosen: Array) -> State:
+  """The state of every query after the keys of its block's chosen blocks [N or 1, blocks, r]."""
+  shape, length, (number, r) = call.query.shape[:-1], call.lengths[0], chosen.shape[1:]
+  if not r:
+    return softmax.empty(shape, call.value.shape[-1], axes.wide(call.query.dtype))
+  mask, call = call.mask, call._replace(mask=None)
+  if chosen.shape[0] > 1:
+    mask = None if mask is None else _ungroup(mask, *shape[-3:-1])
+    call = calls.ungroup(call)
+  K = call.key.shape[-3]
+  chosen = jnp.broadcast_to(chosen, (K, number, r))
+  head, at = np.arange(K)[:, None, None], jnp.maximum(chosen, 0)
+
+  def gather(x: Array) -> Array:
+    """[..., K, S, H] as [..., blocks, K, r * size, H]."""
+    x = calls.fill('key', x, x.ndim - 2, number * size)
+    x = x.reshape(*x.shape[:-2], number, size, x.shape[-1])[..., head, at, :, :]
+    return jnp.moveaxis(x.reshape(*x.shape[:-3], r * size, x.shape[-1]), -3, -4)
+
+  def tokens(name: str, x: Any) -> Any:
+    """[..., S] as [..., blocks, r * size], for the first head: the others' places go unread."""
+    if x is None:
+      return None
+    x = jnp.asarray(calls.fill(name, x, x.ndim - 1, number * size))
+    x = x.reshape(*x.shape[:-1], number, size)[..., at[0], :]
+    return x.reshape(*x.shape[:-2], r * size)
+
+  visible = jnp.moveaxis(jnp.repeat(chosen >= 0, size, -1), 0, 1)[:, :, None, None]
+  visible = visible.reshape((1,) * (len(shape) - 3) + visible.shape)
+  if mask is not None:
+    mask = jnp.broadcast_to(mask, (*mask.shape[:-4], K, mask.shape[-3], 1, length))
+    heads = gather(jnp.moveaxis(mask[..., 0, :], -2, 0)[..., None])[...,
+                                                                    0]  # [G, ..., blocks, K, :]
+    visible = visible & jnp.moveaxis(heads, 0, -2)[..., None, :]
+  part, _ = groups.fold(call, spec, size)
+  part = part._replace(key=gather(call.key), value=gather(call.value), mask=visible)
+  part = part._replace(**{
+      name: tokens(name, getattr(call, name))
+      for name in ('key_positions', 'key_segments', 'key_index')
+  })
+  padded = number * size > length
+  rule = spec._replace(visible=None, padded=padded, forget=False)
+  state = groups.unfold(tiles.attend(part, rule), length)
+  return State(state.max.reshape(shape), state.sum.reshape(shape),
+               state.weighted.reshape(*shape, state.weighted.shape[-1]))
+
+
+def _ungroup(mask: Array, K: int, G: int) -> Array:
+  """A mask [..., K, G, 1, S] as [..., K * G, 1, 1, S]; heads that share stay shared."""
+  if mask.shape[-4:-2] == (1, 1):
+    return mask
+  mask = jnp.broadcast_to(mask, (*mask.shape[:-4], K, G, *mask.shape[-2:]))
+  return mask.reshape(*mask.shape[:-4], K * G, 1, *mask.shape[-2:])
+
+
+def bigbird_random_blocks(rng: Array,
+                          length: int,
+                          *,
+                          block_size: int,
+                          num_random: int,
+                          num_heads: int | None = None,
+                          is_causal: bool = False) -> Array:
+  """Draws the random blocks of every block of queries, and for every head if asked.
+
+  Uniform over the sets of blocks that window and global blocks leave out; when causal over earlier
+  ones. Blocks with fewer than num_random to draw from list all of those, then -1.
+
+  Args:
+    rng: a key; fold in the layer's number to give each layer its own.
+    length: T.
+    block_size: positions in a block.
+    num_random: r.
+    num_heads: N for a draw per head; None for one that heads share.
+    is_causal: as in `bigbird_attention`.
+
+  Returns:
+    int32 [blocks, r], or [N, blocks, r], with blocks = ceil(T / block_size).
+
+  Source: Zaheer et al. 2020, BigBird, section 2, https://arxiv.org/abs/2007.14062.
+  """
+  number = -(-checks.check_int('length', length, 0) //
+             checks.check_int('block_size', block_size, 1))
+  r = checks.check_int('num_random', num_random, 0)
+  heads = () if num_heads is None else (checks.check_int('num_heads', num_heads, 1),)
+  own = np.arange(number, dtype=np.int32)
+  if is_causal:  # blocks 1 ... own - 2
+    low, width, most = np.maximum(own - 1, 1), np.zeros_like(own), np.maximum(own - 2, 0)
+  else:  # blocks 1 ... number - 2 but for own - 1, own, own + 1
+    low = np.maximum(own - 1, 1)
+    width = np.maximum(np.minimum(own + 1, number - 2) - low + 1, 0)
+    most = np.where((own > 0) & (own < number - 1), number - 2 - width, 0)
+  # Floyd's draw of r of `most` numbers: the j-th is new, or else the largest it could be.
+  low, width, most = (np.broadcast_to(x, (*heads, number)) for x in (low, width, most))
+  picks: list[Array] = []
+  for j in range(r):
+    largest = most - r + j
+    rng, draw = jax.random.split(rng)
+    pick = jax.random.randint(draw, (*heads, number), 0, np.maximum(largest, 0) + 1, jnp.int32)
+    taken = functools.reduce(operator.or_, [pick == other for other in picks], np.bool_(False))
+    picks.append(jnp.where(largest < 0, -1, jnp.where(taken, largest, pick)))
+  if not r:
+    return jnp.zeros((*heads, number, 0), jnp.int32)
+  index = jnp.stack(picks, -1)
+  block = 1 + index + jnp.where(1 + index >= low[..., None], width[..., None], 0)
+  block = jnp.where(index < 0, -1, block).astype(jnp.int32)
+  return -jnp.sort(-block, -1)
+
+
+def init(rng: Array,
+         dims: Dims,
+         *,
+         block_size: int,
+         num_random: int,
+         is_causal: bool = False) -> dict[str, Array]:
+  """Random blocks of every head, for dims.S positions."""
+  return {
+      'random_blocks':
+          bigbird_random_blocks(rng,
+                                dims.S,
+                                block_size=block_size,
+                                num_random=num_random,
+                                num_heads=dims.N,
+                                is_causal=is_causal)
+  }

@@ -1,0 +1,72 @@
+"""Longformer: a sliding window and global tokens."""
+
+from typing import Any
+
+from attn import call as calls
+from attn import masks, tiles
+from attn.axes import Array, ArrayLike
+from attn.checks import check_window
+from attn.positions import PositionBias
+
+
+def longformer_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | PositionBias | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    window: int | tuple[int, int],
+    num_global: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    segment_ids: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    block_size: int | None = None,
+) -> Array:
+  """Softmax attention in a sliding window, with leading tokens that see, and are seen by, all.
+
+  Query t attends to the keys s with t - left <= s <= t + right, where (left, right) = window, and
+  to those at s < num_global; a query at t < num_global to every key; when causal only to s <= t.
+  Equal to `vanilla_attention` under `masks.window(left, right) | masks.global_tokens(num_global)`,
+  in O(T * (left + right + num_global)) time and O(T + S) memory. The projections of global tokens
+  are those of all others; the paper's own are the caller's to make. Positions that are given as
+  traced arrays leave the memory as it is; tiles are then skipped at run time.
+
+  Args:
+    query: [..., T, N, H].
+    key: [..., S, K, H], with N a multiple of K.
+    value: [..., S, K, Hv].
+    window: keys to the left and right of the query, its own not counted; an int w is (w, w).
+      Causal, right is 0.
+    num_global: how many positions from 0 are global.
+    bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
+      dropout_rng: as in `vanilla_attention`.
+    block_size: at most so many queries and keys in a tile; only cost depends on it.
+
+  Returns:
+    [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
+
+  Raises:
+    TypeError, ValueError: as in `vanilla_attention`, or window or num_global is negative.
+
+  Source: Beltagy et al. 2020, Longformer, section 3.1, https://arxiv.org/abs/2004.05150.
+  """
+  left, right = check_window(window, is_causal)
+  _, call, spec = calls.prepare(query,
+                                key,
+                                value,
+                                bias,
+                                mask,
+                                is_causal=is_causal,
+                                scale=scale,
+                                query_positions=query_positions,
+                                key_positions=key_positions,
+                                segment_ids=segment_ids,
+                                dropout_rate=dropout_rate,
+                                dropout_rng=dropout_rng,
+                                pattern=masks.window(left, right) | masks.global_tokens(num_global))
+  return tiles.output(call, spec, tiles.band_block(left + right, block_size))
