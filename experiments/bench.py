@@ -42,7 +42,7 @@ def define() -> flags.FlagValues:
   flags.DEFINE_boolean('help', False, 'show this help', short_name='h', flag_values=values)
   flags.DEFINE_boolean('short',
                        False,
-                       'a grid for two minutes: short lengths, 3 rounds, float32, causal, few peers',
+                       'a grid for two minutes: causal, float32, short, 3 rounds, few peers',
                        flag_values=values)
   flags.DEFINE_boolean('claims', False, 'only the pairs that have a target', flag_values=values)
   flags.DEFINE_boolean('extremes',
