@@ -125,6 +125,11 @@ def _grid(grid: dict[str, Any]) -> list[str]:
       for c in grid['cells']
       if 'skipped' in c
   ]
+  skipped += [
+      f'- error of {e["label"]}, {e["direction"]}, {e["dtype"]}: {e["failed"]}'
+      for e in grid['errors']
+      if 'failed' in e
+  ]
   return parts + (['## Not measured', '\n'.join(skipped)] if skipped else [])
 
 

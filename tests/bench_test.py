@@ -240,6 +240,7 @@ def test_tables_show_every_cell(result):
     assert any(
         line.startswith(f'| {cell["label"]} |') and shown in line for line in text.splitlines())
   assert 'broken, T 16, forward, float32: failed: ZeroDivisionError' in text
+  assert 'error of broken, forward, float32: ZeroDivisionError' in text
   assert '| local causal | blockwise causal | 16 | forward |' in text
   assert 'attn has no variant nothing' in text and 'pip install torch==1' in text
   assert '| local | 16 | 8 |' in text  # extremes
