@@ -212,7 +212,7 @@ def _over(steps: tuple[Any, ...], plan: Plan, start: tuple[Any, ...], visits: An
     if number == 1:
       *start, _ = step(carry, 0)[0]
     else:
-      *start, _ = lax.scan(step, carry, jnp.arange(number))[0]
+      *start, _ = lax.scan(step, carry, jnp.arange(number, dtype=jnp.int32))[0]
   return start
 
 

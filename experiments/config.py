@@ -120,6 +120,8 @@ class Config:
       0,
       "tile size, which changes cost only; bigbird: positions in a block; 0: the variant's own (8)",
       bounds=_COUNT)
+  step_size: int = _variant(
+      0, 'logits computed at a time; changes cost only; 0: what suits the device', bounds=_COUNT)
 
   num_layers: int = _model(2, 'layers of the encoder, of the decoder, or of each', bounds=_SIZE)
   heads: int = _model(4, 'query heads', bounds=_SIZE)
@@ -186,7 +188,8 @@ class Config:
     row = attn.VARIANTS[variant]
     if capability not in row.supports:
       return False
-    return capability != 'cross' or row.pattern is None or not set(row.options) - {'block_size'}
+    of_cost = {'block_size', 'step_size'}
+    return capability != 'cross' or row.pattern is None or set(row.options) <= of_cost
 
   def places(self) -> dict[str, Place]:
     """Where attention stands in this model: 'encoder', 'decoder', 'cross' -> Place."""

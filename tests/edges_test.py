@@ -187,3 +187,19 @@ def test_a_second_eager_call_compiles_nothing(name, caplog):
     caplog.clear()
     call()
     assert not compiled()
+
+
+@pytest.mark.parametrize('name', TILED)
+@pytest.mark.parametrize('step_size', [1, 64])
+def test_float64_in_steps_of_any_size(name, step_size):
+  """Where x64 is on, an index that is not told its dtype is int64, and slices want one dtype."""
+  with jax.enable_x64(True):
+    arrays = [x.astype(jnp.float64) for x in qkv()]
+    loss = lambda *arrays: jnp.sum(apply(name, *arrays, is_causal=True, step_size=step_size)**2)
+    found = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*arrays)
+    own = {key: x for key, x in OPTIONS[name].items() if key != 'block_size'}
+    visible = attn.VARIANTS[name].visibility(T, T, is_causal=True, **own)[None, None]
+    dense = lambda *arrays: jnp.sum(attn.vanilla_attention(*arrays, mask=visible)**2)
+    expected = jax.jit(jax.value_and_grad(dense, (0, 1, 2)))(*arrays)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), found,
+                 expected)

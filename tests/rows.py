@@ -84,7 +84,9 @@ class Row(NamedTuple):
   def oracle(self, inputs: oracles.Inputs, dout, positions, params: Params,
              options: dict[str, Any]) -> oracles.Result:
     if self.name != 'bigbird':  # whose block size is a part of what it computes
-      options = {name: value for name, value in options.items() if name != 'block_size'}
+      options = {
+          name: value for name, value in options.items() if name not in ('block_size', 'step_size')
+      }
     function = getattr(oracles, self.name)
     query_positions, key_positions = positions
     if self.name == 'linformer':
@@ -103,6 +105,8 @@ class Row(NamedTuple):
 
 
 BLOCKS = tuple({'block_size': size} for size in (1, 7, None))
+# One head of one row of the batch at a time, and one tile; then several tiles.
+STEPS = tuple({'block_size': 2, 'step_size': size} for size in (1, 64))
 WINDOWS = tuple({'window': window} for window in ((0, 0), (0, 3), (4, 9), 2, 100))
 STRIDES = ({'stride': 1}, {'stride': 4, 'block_size': 3}, {'stride': 100})
 GLOBALS = ({'num_global': 0}, {'num_global': 5, 'block_size': 3}, {'num_global': 100})
@@ -124,44 +128,44 @@ FIXED = ({
 ROWS = (
     Row('vanilla', 'vanilla', False, {}),
     Row('vanilla-causal', 'vanilla', True, {}, primary=False),
-    Row('blockwise', 'blockwise', False, {'block_size': 4}, alternatives=BLOCKS),
-    Row('blockwise-causal', 'blockwise', True, {'block_size': 4}, False, BLOCKS),
+    Row('blockwise', 'blockwise', False, {'block_size': 4}, alternatives=BLOCKS + STEPS),
+    Row('blockwise-causal', 'blockwise', True, {'block_size': 4}, False, BLOCKS + STEPS),
     Row('local', 'local', False, {
         'window': (3, 1),
         'block_size': 4
-    }, False, WINDOWS + BLOCKS),
+    }, False, WINDOWS + BLOCKS + STEPS),
     Row('local-causal', 'local', True, {
         'window': 3,
         'block_size': 4
-    }, True, WINDOWS + BLOCKS),
+    }, True, WINDOWS + BLOCKS + STEPS),
     Row('strided', 'strided', False, {
         'stride': 3,
         'block_size': 4
-    }, False, STRIDES + BLOCKS),
+    }, False, STRIDES + BLOCKS + STEPS),
     Row('strided-causal', 'strided', True, {
         'stride': 3,
         'block_size': 4
-    }, True, STRIDES + BLOCKS),
+    }, True, STRIDES + BLOCKS + STEPS),
     Row('fixed', 'fixed', False, {
         'stride': 3,
         'summary': 1,
         'block_size': 4
-    }, False, FIXED + BLOCKS),
+    }, False, FIXED + BLOCKS + STEPS),
     Row('fixed-causal', 'fixed', True, {
         'stride': 3,
         'summary': 2,
         'block_size': 4
-    }, True, FIXED + BLOCKS),
+    }, True, FIXED + BLOCKS + STEPS),
     Row('longformer', 'longformer', False, {
         'window': (2, 1),
         'num_global': 2,
         'block_size': 4
-    }, False, GLOBALS + BLOCKS),
+    }, False, GLOBALS + BLOCKS + STEPS),
     Row('longformer-causal', 'longformer', True, {
         'window': 2,
         'num_global': 2,
         'block_size': 4
-    }, True, GLOBALS + BLOCKS),
+    }, True, GLOBALS + BLOCKS + STEPS),
     Row('bigbird', 'bigbird', False, {'block_size': 2}, True, params=bigbird_params),
     Row('bigbird-causal', 'bigbird', True, {'block_size': 2}, False, params=bigbird_params),
     Row('bigbird-heads', 'bigbird', False, {'block_size': 2}, False,

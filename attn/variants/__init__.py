@@ -109,13 +109,14 @@ def _nothing(rng: Array, dims: Dims) -> Params:
 
 
 def _pattern(own: Callable[..., masks.Predicate | None]) -> Callable[..., masks.Predicate | None]:
-  """A pattern's predicate with is_causal; block_size has no part in it."""
+  """A pattern's predicate with is_causal; block_size and step_size have no part in it."""
 
   def predicate(*,
                 is_causal: bool,
                 block_size: int | None = None,
+                step_size: int | None = None,
                 **options: Any) -> masks.Predicate | None:
-    del block_size
+    del block_size, step_size
     pattern = own(is_causal, **options)
     if not is_causal:
       return pattern
@@ -143,24 +144,26 @@ VARIANTS: dict[str, Variant] = {
         Variant(vanilla_attention, _nothing, _pattern(_everything), (), (), _ALL,
                 'O(T S), memory O(T S)', 'Vaswani et al. 2017, https://arxiv.org/abs/1706.03762'),
     'blockwise':
-        Variant(blockwise_attention, _nothing, _pattern(_everything), ('block_size',), (), _ALL,
-                'O(T S), memory O(T + S)', 'Dao et al. 2022, https://arxiv.org/abs/2205.14135'),
+        Variant(blockwise_attention, _nothing, _pattern(_everything), ('block_size', 'step_size'),
+                (), _ALL, 'O(T S), memory O(T + S)',
+                'Dao et al. 2022, https://arxiv.org/abs/2205.14135'),
     'local':
-        Variant(local_attention, _nothing, _pattern(_window), ('window', 'block_size'), (), _ALL,
-                'O(T window), memory O(T)',
+        Variant(local_attention, _nothing, _pattern(_window), ('window', 'block_size', 'step_size'),
+                (), _ALL, 'O(T window), memory O(T)',
                 'Beltagy et al. 2020, https://arxiv.org/abs/2004.05150'),
     'strided':
         Variant(strided_attention, _nothing,
-                _pattern(lambda is_causal, stride: masks.strided(stride)), ('stride', 'block_size'),
-                (), _ALL, 'O(T (stride + T / stride)), memory the same', _CHILD),
+                _pattern(lambda is_causal, stride: masks.strided(stride)),
+                ('stride', 'block_size', 'step_size'), (), _ALL,
+                'O(T (stride + T / stride)), memory the same', _CHILD),
     'fixed':
         Variant(fixed_attention, _nothing,
                 _pattern(lambda is_causal, stride, summary=1: masks.fixed(stride, summary)),
-                ('stride', 'summary', 'block_size'), (), _ALL,
+                ('stride', 'summary', 'block_size', 'step_size'), (), _ALL,
                 'O(T (stride + summary T / stride)), memory O(T stride)', _CHILD),
     'longformer':
         Variant(longformer_attention, _nothing, _pattern(_longformer),
-                ('window', 'num_global', 'block_size'), (), _ALL,
+                ('window', 'num_global', 'block_size', 'step_size'), (), _ALL,
                 'O(T (window + num_global)), memory O(T)',
                 'Beltagy et al. 2020, https://arxiv.org/abs/2004.05150'),
     'bigbird':

@@ -23,6 +23,7 @@ def blockwise_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     block_size: int | None = None,
+    step_size: int | None = None,
 ) -> Array:
   """Computes `vanilla_attention` tile by tile, in O(T + S) memory, forward and backward.
 
@@ -35,6 +36,8 @@ def blockwise_attention(
     bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
       dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
+    step_size: about so many logits are computed at a time; None for what suits the platform. Only
+      cost depends on it.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
@@ -57,4 +60,4 @@ def blockwise_attention(
                                 segment_ids=segment_ids,
                                 dropout_rate=dropout_rate,
                                 dropout_rng=dropout_rng)
-  return tiles.output(call, spec, block_size)
+  return tiles.output(call, spec, block_size, step_size)

@@ -27,6 +27,7 @@ def fixed_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     block_size: int | None = None,
+    step_size: int | None = None,
 ) -> Array:
   """Softmax attention in which each query sees its own block and the last keys of every other.
 
@@ -44,6 +45,8 @@ def fixed_attention(
     bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
       dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
+    step_size: about so many logits are computed at a time; None for what suits the platform. Only
+      cost depends on it.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
@@ -68,26 +71,27 @@ def fixed_attention(
                                    dropout_rng=dropout_rng,
                                    pattern=masks.fixed(stride, summary))
   if query_positions is None and key_positions is None and dims.T:
-    state = own_block(call, spec, stride, is_causal, block_size)
+    state = own_block(call, spec, stride, is_causal, block_size, step_size)
     if stride < dims.T:  # there are other blocks
-      others = _summaries(call, spec, stride, summary, is_causal, block_size)
+      others = _summaries(call, spec, stride, summary, is_causal, block_size, step_size)
       state = softmax.merge(state, others)
   else:
-    state = tiles.attend(call, spec, block_size)
+    state = tiles.attend(call, spec, block_size, step_size)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
 
-def own_block(call: Call, spec: Spec, size: int, is_causal: bool, block_size: int | None) -> State:
+def own_block(call: Call, spec: Spec, size: int, is_causal: bool, block_size: int | None,
+              step_size: int | None) -> State:
   """Attention of every query within its own block of `size` positions, all blocks side by side."""
   length = call.lengths[0]
   spec = spec._replace(visible=masks.causal() if is_causal else None)
   blocks, spec = groups.fold(call, spec, min(size, length))
-  return groups.unfold(tiles.attend(blocks, spec, block_size), length)
+  return groups.unfold(tiles.attend(blocks, spec, block_size, step_size), length)
 
 
 def _summaries(call: Call, spec: Spec, stride: int, summary: int, is_causal: bool,
-               block_size: int | None) -> State:
+               block_size: int | None, step_size: int | None) -> State:
   """The last `summary` keys of every other block, earlier ones when causal."""
   other = masks.other_block(stride)
   spec = spec._replace(visible=other & masks.causal() if is_causal else other)
-  return tiles.attend(*groups.last_keys(call, spec, stride, summary), block_size)
+  return tiles.attend(*groups.last_keys(call, spec, stride, summary), block_size, step_size)

@@ -106,7 +106,7 @@ def linformer_attention(
     own = spec._replace(visible=masks.causal() & masks.same_block(size))
     state = _reshape(tiles.attend(slots, before), dims)
     if query_positions is None and dims.T:
-      state = softmax.merge(state, fixed.own_block(whole, own, size, True, None))
+      state = softmax.merge(state, fixed.own_block(whole, own, size, True, None, None))
     else:
       state = softmax.merge(state, tiles.attend(whole, own))
   else:

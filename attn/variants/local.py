@@ -25,6 +25,7 @@ def local_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     block_size: int | None = None,
+    step_size: int | None = None,
 ) -> Array:
   """Softmax attention in which each query sees a band of neighbouring keys.
 
@@ -42,6 +43,8 @@ def local_attention(
     bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
       dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
+    step_size: about so many logits are computed at a time; None for what suits the platform. Only
+      cost depends on it.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
@@ -65,4 +68,4 @@ def local_attention(
                                 dropout_rate=dropout_rate,
                                 dropout_rng=dropout_rng,
                                 pattern=masks.window(left, right))
-  return tiles.output(call, spec, tiles.band_block(left + right, block_size))
+  return tiles.output(call, spec, tiles.band_block(left + right, block_size), step_size)

@@ -26,6 +26,7 @@ def longformer_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     block_size: int | None = None,
+    step_size: int | None = None,
 ) -> Array:
   """Softmax attention in a sliding window, with leading tokens that see, and are seen by, all.
 
@@ -46,6 +47,8 @@ def longformer_attention(
     bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
       dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
+    step_size: about so many logits are computed at a time; None for what suits the platform. Only
+      cost depends on it.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
@@ -69,4 +72,4 @@ def longformer_attention(
                                 dropout_rate=dropout_rate,
                                 dropout_rng=dropout_rng,
                                 pattern=masks.window(left, right) | masks.global_tokens(num_global))
-  return tiles.output(call, spec, tiles.band_block(left + right, block_size))
+  return tiles.output(call, spec, tiles.band_block(left + right, block_size), step_size)

@@ -26,6 +26,7 @@ def strided_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     block_size: int | None = None,
+    step_size: int | None = None,
 ) -> Array:
   """Softmax attention to the nearest `stride` keys and, beyond those, to every stride-th.
 
@@ -43,6 +44,8 @@ def strided_attention(
     bias, mask, is_causal, scale, query_positions, key_positions, segment_ids, dropout_rate,
       dropout_rng: as in `vanilla_attention`.
     block_size: at most so many queries and keys in a tile; only cost depends on it.
+    step_size: about so many logits are computed at a time; None for what suits the platform. Only
+      cost depends on it.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
@@ -67,22 +70,22 @@ def strided_attention(
                                    dropout_rng=dropout_rng,
                                    pattern=masks.strided(stride))
   if query_positions is None and key_positions is None and dims.T:
-    state = _window_and_columns(call, spec, stride, is_causal, block_size)
+    state = _window_and_columns(call, spec, stride, is_causal, block_size, step_size)
   else:
-    state = tiles.attend(call, spec, block_size)
+    state = tiles.attend(call, spec, block_size, step_size)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
 
 def _window_and_columns(call: Call, spec: Spec, stride: int, is_causal: bool,
-                        block_size: int | None) -> State:
+                        block_size: int | None, step_size: int | None) -> State:
   """The keys nearer than stride, merged with those of the query's residue that are not."""
   causal = (lambda p: masks.causal() & p) if is_causal else (lambda p: p)
   window = spec._replace(visible=causal(masks.window(stride - 1, stride - 1)))
-  near = tiles.attend(call, window, tiles.band_block(stride, block_size))
+  near = tiles.attend(call, window, tiles.band_block(stride, block_size), step_size)
   length = call.lengths[0]
   if stride >= length:
     return near
   columns, spec = groups.fold(call, spec._replace(visible=causal(masks.apart(stride))), stride,
                               True)
-  far = tiles.attend(columns, spec, block_size)
+  far = tiles.attend(columns, spec, block_size, step_size)
   return softmax.merge(near, groups.unfold(far, length, True))

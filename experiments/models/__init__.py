@@ -25,8 +25,9 @@ def _attention(config: Config, place: Place, key_length: int) -> layers.Attentio
   if place.variant == 'bigbird':  # whose blocks are a part of what it computes
     options['block_size'] = config.block_size or BIGBIRD_BLOCK
     sizes |= {'block_size': options['block_size'], 'is_causal': place.causal}
-  elif not options.get('block_size', 1):
-    del options['block_size']  # 0: the variant's own
+  for name in ('block_size', 'step_size'):  # 0: the variant's own
+    if not options.get(name, 1):
+      del options[name]
   return layers.AttentionSpec(
       variant=place.variant,
       options=tuple(options.items()),
