@@ -229,6 +229,43 @@ class _GlobalBlock(Predicate):
     return inside(first_query, last_query) | inside(first_key, last_key)
 
 
+@dataclasses.dataclass(frozen=True)
+class _OutsideBlocks(Predicate):
+  """Key, and query if asked, in none of some blocks of `size` positions."""
+  size: int
+  numbers: tuple[int, ...]
+  query_too: bool
+
+  def _outside(self, x):
+    inside = x != x
+    for number in self.numbers:
+      inside = inside | (x // self.size == number)
+    return ~inside
+
+  def __call__(self, query, key):
+    query_counts = self._outside(query) if self.query_too else query == query
+    return query_counts & self._outside(key)
+
+  def reaches(self, first_query, last_query, first_key, last_key):
+
+    def some(first, last):
+      return self._outside(first) | self._outside(last) | (first // self.size != last // self.size)
+
+    keys = some(first_key, last_key) & (first_query == first_query)
+    return keys & some(first_query, last_query) if self.query_too else keys
+
+  def fills(self, first_query, last_query, first_key, last_key):
+
+    def none(first, last):
+      clear = first == first
+      for number in self.numbers:
+        clear = clear & ((last // self.size < number) | (first // self.size > number))
+      return clear
+
+    keys = none(first_key, last_key) & (first_query == first_query)
+    return keys & none(first_query, last_query) if self.query_too else keys
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ListedBlocks(Predicate):
   """In one of the blocks listed for the query's own."""
@@ -311,6 +348,11 @@ def near_blocks(size: int) -> Predicate:
 def global_block(size: int, number: int) -> Predicate:
   """Block `number` of `size` positions sees all and is seen by all (Zaheer et al. 2020)."""
   return _GlobalBlock(check_int('size', size, 1), check_int('number', number, 0))
+
+
+def outside_blocks(size: int, numbers: tuple[int, ...], query_too: bool = False) -> Predicate:
+  """Keys in none of the blocks `numbers` of `size` positions; with query_too, queries neither."""
+  return _OutsideBlocks(check_int('size', size, 1), tuple(numbers), query_too)
 
 
 def listed_blocks(size: int, blocks: ArrayLike) -> Predicate:

@@ -68,4 +68,5 @@ def test_rows_cover_the_table():
     assert any(row.is_causal for row in rows) or 'causal' not in variant.supports
     used = set().union(
         *[set(row.options) | set(row.params(np.random.default_rng(0), 5, 4, 8)) for row in rows])
-    assert set(variant.options) <= used | {'block_size', 'step_size'}, f'{name}: an option is never tried'
+    assert set(
+        variant.options) <= used | {'block_size', 'step_size'}, f'{name}: an option is never tried'

@@ -78,7 +78,8 @@ def test_wheel_needs_jax_and_numpy(wheel):
   requires = [Requirement(line) for line in re.findall(r'^Requires-Dist: (.*)', metadata, re.M)]
   always = {str(requirement) for requirement in requires if not requirement.marker}
   assert always == {'jax>=0.10', 'numpy>=2.0'}
-  assert set(re.findall(r'^Provides-Extra: (.*)', metadata, re.M)) == {'experiments', 'test', 'dev'}
+  assert set(re.findall(r'^Provides-Extra: (.*)', metadata,
+                        re.M)) == {'experiments', 'test', 'dev', 'bench'}
   assert 'Requires-Python: >=3.11\n' in metadata
 
 

@@ -128,12 +128,12 @@ FIXED = ({
 ROWS = (
     Row('vanilla', 'vanilla', False, {}),
     Row('vanilla-causal', 'vanilla', True, {}, primary=False),
-    Row('blockwise', 'blockwise', False, {'block_size': 4}, alternatives=BLOCKS + STEPS),
+    Row('blockwise', 'blockwise', False, {'block_size': 4}, alternatives=STEPS),
     Row('blockwise-causal', 'blockwise', True, {'block_size': 4}, False, BLOCKS + STEPS),
     Row('local', 'local', False, {
         'window': (3, 1),
         'block_size': 4
-    }, False, WINDOWS + BLOCKS + STEPS),
+    }, False, WINDOWS),
     Row('local-causal', 'local', True, {
         'window': 3,
         'block_size': 4
@@ -141,7 +141,7 @@ ROWS = (
     Row('strided', 'strided', False, {
         'stride': 3,
         'block_size': 4
-    }, False, STRIDES + BLOCKS + STEPS),
+    }, False, STRIDES),
     Row('strided-causal', 'strided', True, {
         'stride': 3,
         'block_size': 4
@@ -150,7 +150,7 @@ ROWS = (
         'stride': 3,
         'summary': 1,
         'block_size': 4
-    }, False, FIXED + BLOCKS + STEPS),
+    }, False, FIXED),
     Row('fixed-causal', 'fixed', True, {
         'stride': 3,
         'summary': 2,
@@ -160,13 +160,13 @@ ROWS = (
         'window': (2, 1),
         'num_global': 2,
         'block_size': 4
-    }, False, GLOBALS + BLOCKS + STEPS),
+    }, False, GLOBALS),
     Row('longformer-causal', 'longformer', True, {
         'window': 2,
         'num_global': 2,
         'block_size': 4
     }, True, GLOBALS + BLOCKS + STEPS),
-    Row('bigbird', 'bigbird', False, {'block_size': 2}, True, params=bigbird_params),
+    Row('bigbird', 'bigbird', False, {'block_size': 2}, False, params=bigbird_params),
     Row('bigbird-causal', 'bigbird', True, {'block_size': 2}, False, params=bigbird_params),
     Row('bigbird-heads', 'bigbird', False, {'block_size': 2}, False,
         params=bigbird_params_per_head),
@@ -180,7 +180,7 @@ ROWS = (
     Row('performer', 'performer', False, {
         'kernel': 'softmax',
         'block_size': 4
-    }, True, BLOCKS, performer_params),
+    }, True, (), performer_params),
     Row('performer-causal', 'performer', True, {
         'kernel': 'softmax',
         'block_size': 4
@@ -188,10 +188,10 @@ ROWS = (
     Row('performer-relu', 'performer', False, {
         'kernel': 'relu',
         'block_size': 4
-    }, False, BLOCKS, performer_params),
+    }, False, (), performer_params),
     Row('performer-relu-causal', 'performer', True, {
         'kernel': 'relu',
         'block_size': 4
-    }, False, BLOCKS, performer_params),
+    }, False, (), performer_params),
 )
 PRIMARY = tuple(row for row in ROWS if row.primary)

@@ -103,7 +103,9 @@ def bigbird_attention(
     lists = jnp.take(chosen.reshape(*heads, *chosen.shape[1:]), own, 2, mode='fill', fill_value=-1)
     call = call._replace(query_blocks=jnp.moveaxis(lists, (0, 1), (-4, -3)))
     return tiles.output(call, spec._replace(block=size), block)
-  state = tiles.attend(call, spec, block)
+  last = () if is_causal or number < 2 else (number - 1,)
+  state = groups.with_global(call, spec, masks.near_blocks(size), size, (0, *last), is_causal,
+                             block, None)
   state = softmax.merge(state, _random(calls.forget_masked(call), spec, size, chosen))
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
@@ -167,7 +169,8 @@ def _random(call: Call, spec: Spec, size: int, chosen: Array) -> State:
   def gather(x: Array) -> Array:
     """[..., K, S, H] as [..., blocks, K, r * size, H]."""
     x = calls.fill('key', x, x.ndim - 2, number * size)
-    x = x.reshape(*x.shape[:-2], number, size, x.shape[-1])[..., head, at, :, :]
+    x = x.reshape(*x.shape[:-2], number, size, x.shape[-1])
+    x = x.at[..., head, at, :, :].get(mode='promise_in_bounds')
     return jnp.moveaxis(x.reshape(*x.shape[:-3], r * size, x.shape[-1]), -3, -4)
 
   def tokens(name: str, x: Any) -> Any:

@@ -68,4 +68,4 @@ def local_attention(
                                 dropout_rate=dropout_rate,
                                 dropout_rng=dropout_rng,
                                 pattern=masks.window(left, right))
-  return tiles.output(call, spec, tiles.band_block(left + right, block_size), step_size)
+  return tiles.output(call, spec, tiles.band_block(max(left, right), block_size), step_size)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn import call as calls
-from attn import masks, tiles
+from attn import groups, masks, softmax, tiles
 from attn.axes import Array, ArrayLike
 from attn.checks import check_window
 from attn.positions import PositionBias
@@ -59,17 +59,23 @@ def longformer_attention(
   Source: Beltagy et al. 2020, Longformer, section 3.1, https://arxiv.org/abs/2004.05150.
   """
   left, right = check_window(window, is_causal)
-  _, call, spec = calls.prepare(query,
-                                key,
-                                value,
-                                bias,
-                                mask,
-                                is_causal=is_causal,
-                                scale=scale,
-                                query_positions=query_positions,
-                                key_positions=key_positions,
-                                segment_ids=segment_ids,
-                                dropout_rate=dropout_rate,
-                                dropout_rng=dropout_rng,
-                                pattern=masks.window(left, right) | masks.global_tokens(num_global))
-  return tiles.output(call, spec, tiles.band_block(left + right, block_size), step_size)
+  dims, call, spec = calls.prepare(query,
+                                   key,
+                                   value,
+                                   bias,
+                                   mask,
+                                   is_causal=is_causal,
+                                   scale=scale,
+                                   query_positions=query_positions,
+                                   key_positions=key_positions,
+                                   segment_ids=segment_ids,
+                                   dropout_rate=dropout_rate,
+                                   dropout_rng=dropout_rng,
+                                   pattern=masks.window(left, right) |
+                                   masks.global_tokens(num_global))
+  block = tiles.band_block(max(left, right), block_size)
+  if query_positions is not None or key_positions is not None or not num_global or not dims.T:
+    return tiles.output(call, spec, block, step_size)
+  state = groups.with_global(call, spec, masks.window(left, right), num_global, (0,), is_causal,
+                             block, step_size)
+  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
