@@ -68,6 +68,21 @@ def test_numbers_that_are_no_block_list_none():
   np.testing.assert_array_equal(call(np.zeros((6, 0), np.int32)), none)
 
 
+@pytest.mark.parametrize('is_causal', [False, True])
+def test_a_block_listed_twice_or_seen_anyway_counts_once(is_causal):
+  """Block 4 sees 1 at random; 3, 4, 5 and the global ones it sees anyway."""
+  arrays = [jnp.asarray(array) for array in qkv().values()]
+  call = lambda *blocks: attn.bigbird_attention(*arrays,
+                                                block_size=2,
+                                                random_blocks=np.array(
+                                                    [[-1] * 4] * 4 + [blocks, [-1] * 4], np.int32),
+                                                is_causal=is_causal)
+  once = call(1, -1, -1, -1)
+  assert np.abs(np.asarray(once - call(-1, -1, -1, -1))).max() > 1e-3
+  for blocks in ((1, 1, -1, 1), (0, 1, 3, 4), (5, 1, 3, 1)):
+    np.testing.assert_allclose(call(*blocks), once, atol=2e-6)
+
+
 def test_weights_of_heads_differ_where_their_blocks_do():
   arrays = [jnp.asarray(array) for array in qkv().values()]
   blocks = np.full((4, 6, 1), -1, np.int32)
