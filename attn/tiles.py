@@ -69,8 +69,7 @@ def attend(call: Call,
   Returns:
     the state [..., K, G, T] in float32 at least.
   """
-  output, top, log_sum = _run(call, spec, block_size, step_size)
-  total = jnp.exp(softmax.hide(log_sum, top > softmax.HIDDEN))
+  output, top, total = _run(call, spec, block_size, step_size)
   return State(top, total, _heads_first('weighted', output, spec) * total[..., None])
 
 
@@ -86,7 +85,7 @@ def output(call: Call,
 
 def _run(call: Call, spec: Spec, block_size: int | None,
          step_size: int | None) -> tuple[Array, Array, Array]:
-  """Outputs [..., T, K, G, Hv], maxima [..., K, G, T] and logarithms of the sums."""
+  """Outputs [..., T, K, G, Hv], maxima [..., K, G, T] and sums relative to them."""
   T, S = call.lengths
   wide = axes.wide(call.query.dtype)
   if 0 in call.query.shape[:-1] or not S:
@@ -97,16 +96,17 @@ def _run(call: Call, spec: Spec, block_size: int | None,
   inputs = _Inputs(_stored('query', call.query, spec), _stored('key', call.key, spec),
                    _stored('value', call.value, spec), call.bias)
   call = call._replace(**inputs._asdict())
-  result, top, log_sum = _tiled(spec, plan)(inputs, call, visits)
+  result, top, total = _tiled(spec, plan)(inputs, call, visits)
   result = lax.slice_in_dim(result, 0, T, axis=result.ndim + _first('weighted', spec))
-  return result, lax.stop_gradient(top[..., :T]), log_sum[..., :T]
+  return result, lax.stop_gradient(top[..., :T]), total[..., :T]
 
 
 @functools.lru_cache(maxsize=256)
 def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
-  """The function (inputs, call, visits) -> (output, max, log of the sum).
+  """The function (inputs, call, visits) -> (output, max, sum).
 
-  The maximum and the sum stay apart, since log(sum) would be lost beside a large maximum. A step
+  The maximum and the sum stay apart, since log(sum) would be lost beside a large maximum; nor is
+  the sum handed over as exp(log(sum)), which XLA may join with the exponential of a maximum. A step
   carries all it reads and is made once for a spec, so that a second call, jitted or not, finds the
   first one's program.
   """
@@ -139,8 +139,8 @@ def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
     state = softmax.empty(shape, call.value.shape[-1], axes.wide(call.query.dtype))
     state = state._replace(weighted=_stored('weighted', state.weighted, spec))
     state, _ = _over(visitors, plan, axes.vary_alike((state, call)), visits)
-    total = jnp.where(state.sum > 0, state.sum, jnp.ones_like(state.sum))
-    return state.weighted / _stored('weighted', total[..., None], spec), state.max, jnp.log(total)
+    total = _stored('weighted', _positive(state.sum)[..., None], spec)
+    return state.weighted / total, state.max, state.sum
 
   def revisit(rule: Spec, carry: Any, step: Any) -> tuple[Any, None]:
     (grads, call, rows), pairs = carry[:-1], carry[-1]
@@ -172,16 +172,16 @@ def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
     return (new, call, rows, pairs), None
 
   def backward(kept: Any, cotangents: Any) -> tuple[_Inputs, None, None]:
-    inputs, call, visits, output, top, log_sum = kept
-    d_output, _, d_log_sum = cotangents  # the maximum is a constant to whoever merges the state
+    inputs, call, visits, output, top, total = kept
+    d_output, _, d_total = cotangents  # the maximum is a constant to whoever merges the state
     product = jnp.sum(d_output * output, -1, keepdims=True)
-    shift = d_log_sum - _heads_first('d_output', product, spec)[..., 0]
+    shift = d_total * total - _heads_first('d_output', product, spec)[..., 0]
     call = call._replace(**inputs._asdict())
     # A query that sees nothing may hold anything.
     blind = _stored('query', (top == softmax.HIDDEN)[..., None], spec)
     call = call._replace(query=jnp.where(blind, jnp.zeros_like(call.query), call.query))
     zeros = jax.tree.map(_zeros, inputs)
-    start = (zeros, call, _Rows(d_output, top, log_sum, shift))
+    start = (zeros, call, _Rows(d_output, top, jnp.log(_positive(total)), shift))
     grads = _over(revisitors, plan, axes.vary_alike(start), visits)[0]
     return jax.tree.map(_cotangent, grads, inputs), None, None
 
@@ -190,6 +190,11 @@ def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
   tiled = jax.custom_vjp(forward)
   tiled.defvjp(lambda *args: ((out := forward(*args)), (*args, *out)), backward)
   return tiled
+
+
+def _positive(total: Array) -> Array:
+  """The sums, with 1 where nothing was seen."""
+  return jnp.where(total > 0, total, jnp.ones_like(total))
 
 
 def _to_keys(x: Array, y: Array, wide: Any) -> Array:

@@ -54,6 +54,7 @@ def apply(name, *arrays, **options):
 def test_a_large_common_bias_changes_nothing_but_rounding(name, offset):
   """The usual additive mask over a whole row: the sum must not be lost beside the maximum."""
   q, k, v = qkv()
+  q, k = jnp.round(q), jnp.round(k)  # whole logits: each is rounded once, when the offset comes
   bias = jnp.full((1, 1, T, T), offset, jnp.float32)
   own = {key: x for key, x in OPTIONS[name].items() if key != 'block_size'}
   visible = attn.VARIANTS[name].visibility(T, T, **own)[None, None]
@@ -63,11 +64,10 @@ def test_a_large_common_bias_changes_nothing_but_rounding(name, offset):
     return jnp.sum(jnp.sin(output)), output
 
   grad = lambda f: jax.jit(jax.grad(functools.partial(loss, f), has_aux=True))(v)
-  ours = grad(lambda q, k, v: apply(name, q, k, v, bias))
-  dense = grad(lambda q, k, v: attn.vanilla_attention(q, k, v, bias, visible))
+  ours = grad(lambda q, k, v: apply(name, q, k, v, bias, scale=1.))
+  dense = grad(lambda q, k, v: attn.vanilla_attention(q, k, v, bias, visible, scale=1.))
   for a, b in zip(ours, dense):
-    # Beside 1e6 a logit is rounded to sixteenths, and which way depends on the order of its sum.
-    np.testing.assert_allclose(a, b, atol=4e-2 if offset == 1e6 else 1e-5)
+    np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize('options', [
@@ -186,7 +186,7 @@ def test_jax_nn_options_given_when_built_are_kept():
     attn.interop.linen_attention_fn('vanilla')(q, k, v, precision='highest')
 
 
-@pytest.mark.parametrize('name', ['blockwise', 'strided', 'longformer'])
+@pytest.mark.parametrize('name', TILED)
 def test_a_second_eager_call_compiles_nothing(name, caplog):
   q, k, v = qkv()
   call = lambda: jax.block_until_ready(jax.grad(lambda q: apply(name, q, k, v).sum())(q))
@@ -201,7 +201,7 @@ def test_a_second_eager_call_compiles_nothing(name, caplog):
 
 
 @pytest.mark.parametrize('name', TILED)
-@pytest.mark.parametrize('step_size', [1])
+@pytest.mark.parametrize('step_size', [1, 64])
 def test_float64_in_steps_of_any_size(name, step_size):
   """Where x64 is on, an index that is not told its dtype is int64, and slices want one dtype."""
   with jax.enable_x64(True):
