@@ -94,11 +94,11 @@ def arrange(call: Call, spec: Spec, block_size: int | None,
   for letter, length in (('T', rows * C), ('S', columns * D)):
     call = along(call, letter, functools.partial(fill, length=length))
   spec = spec._replace(padded=spec.padded or columns * D > S)
-  known = call.query_blocks is None and all(
+  listed = call.query_blocks is not None  # known only at run time, and beside any predicate
+  known = not listed and all(
       isinstance(x, np.ndarray) for x in (call.query_positions, call.key_positions))
-  spec = spec._replace(
-      skip=spec.visible is not None and not known and call.query_blocks is None and rows *
-      columns > 1)
+  skip = spec.visible is not None and not (known or listed) and rows * columns > 1
+  spec = spec._replace(skip=skip)
   reached, every = _reach(call, spec, known, rows, columns)
   if every.sum() < FULL or (spec.visible is None and not spec.padded):
     every = np.zeros_like(every)

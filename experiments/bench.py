@@ -18,6 +18,7 @@ from experiments import bench_report
 from experiments import bench_torch
 from experiments.bench_contenders import DIRECTIONS
 from experiments.config import UserError
+from experiments.flags import read
 
 PROGRAM = 'python -m experiments.bench'
 DTYPES = ('float32', 'bfloat16')
@@ -87,10 +88,7 @@ def parse(argv: Sequence[str]) -> Request | None:
     UserError: a flag that does not exist, has a wrong value or is read by no part that runs.
   """
   flag_values = define()
-  try:
-    rest = flag_values(list(argv))
-  except flags.Error as error:
-    raise UserError(' '.join(str(error).replace(' ?', '?').split())) from None
+  rest = read(flag_values, argv)
   if len(rest) > 1:
     raise UserError(f'unexpected argument {rest[1]!r}; options are --name=value, and --help lists '
                     'them')
@@ -103,8 +101,8 @@ def parse(argv: Sequence[str]) -> Request | None:
   parts = alone or (['grid'] if given['short'] else ['grid', 'claims'])
   if given['short'] and alone:
     raise UserError(f'--short is about the grid, which --{alone[0]} leaves out; give one of them')
-  read = set().union(*(READS[part] for part in parts))
-  for name in sorted(_GRID - read):
+  in_use = set().union(*(READS[part] for part in parts))
+  for name in sorted(_GRID - in_use):
     if flag_values[name].present:
       raise UserError(f'--{name} is not read by --{" or --".join(parts)}; leave it out')
   _check_words('variants', given['variants'], tuple(attn.VARIANTS))

@@ -5,6 +5,7 @@ import functools
 import time
 from typing import Any
 
+import attn
 import jax
 import jax.numpy as jnp
 
@@ -22,7 +23,7 @@ def compile_twice(contender: Contender, problem: Problem) -> dict[str, Any]:
   compile_seconds: what the first call takes longer than the second, which has other numbers.
   """
   options, arrays = contenders.settings(contender.variant, problem, contender.is_causal)
-  variant = contenders.attn.VARIANTS[contender.variant]
+  variant = attn.VARIANTS[contender.variant]
   apply = functools.partial(variant.apply, is_causal=contender.is_causal, **options)
   traces = 0
 

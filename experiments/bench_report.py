@@ -171,9 +171,10 @@ def _summary(growth: Sequence[Cell], errors: Sequence[Cell]) -> str:
         row['label'], *(_number(row[key], 1, '.2f') for key in ('time', 'memory')),
         *(_number(error.get(key), 1, '.1e') for key in ('own', 'dense'))
     ])
-  length = errors[0]['length'] if errors else ''
-  return table(['', 'growth, time', 'growth, memory', f'error at T {length}, own', 'error, dense'],
-               rows)
+  heads = ['', 'growth, time', 'growth, memory']
+  if not errors:
+    return table(heads, [row[:len(heads)] for row in rows])
+  return table([*heads, f'error at T {errors[0]["length"]}, own', 'error, dense'], rows)
 
 
 def _efficiency(rows: Sequence[Cell]) -> str:

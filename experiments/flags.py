@@ -43,10 +43,7 @@ def parse(argv: Sequence[str]) -> Config | None:
       argument.
   """
   values = _define()
-  try:
-    rest = values(list(argv))
-  except flags.Error as error:
-    raise UserError(' '.join(str(error).replace(' ?', '?').split())) from None
+  rest = read(values, argv)
   if values['help'].value:
     return None
   if len(rest) > 1:
@@ -60,6 +57,18 @@ def parse(argv: Sequence[str]) -> Config | None:
     raise UserError(str(error)) from None
   parts.refuse_unused(config, given)
   return config
+
+
+def read(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
+  """Parses argv into values; returns what is no flag, the program's name first.
+
+  Raises:
+    UserError: a flag that does not exist or has a wrong value, in one line.
+  """
+  try:
+    return values(list(argv))
+  except flags.Error as error:
+    raise UserError(' '.join(str(error).replace(' ?', '?').split())) from None
 
 
 def _define() -> flags.FlagValues:

@@ -12,12 +12,9 @@ from tests.points import make
 from tests.points import qkv
 from tests.points import T
 from tests.points import uniform
-from tests.rows import PRIMARY
 from tests.rows import ROWS
 
-# A row that is not primary runs another predicate through a primary one's program.
-by_row = pytest.mark.parametrize('row', PRIMARY, ids=lambda row: row.id)
-by_every_row = pytest.mark.parametrize('row', ROWS, ids=lambda row: row.id)
+by_row = pytest.mark.parametrize('row', ROWS, ids=lambda row: row.id)
 by_direction = pytest.mark.parametrize('direction', ['forward', 'gradient'])
 CAUSAL = [row for row in ROWS if row.is_causal]
 
@@ -123,7 +120,7 @@ def test_same_call_same_bits(row, direction, done):
 
 
 @by_direction
-@by_every_row
+@by_row
 def test_queries_that_see_nothing_get_exact_zeros(row, direction, done):
   """Also where their keys hold NaN; the other queries are as if those rows were not there."""
   mask = np.ones((2, 1, 1, T), bool)
@@ -164,7 +161,7 @@ def test_extreme_inputs_stay_finite(row, direction, done):
   done(row, 'extreme inputs finite', direction)
 
 
-@by_every_row
+@by_row
 def test_lengths_that_differ_need_positions(row, done):
   """Causal, or a pattern of positions: which key is the query's own is not for us to guess."""
   case = lengths(row, 5, T)
@@ -179,7 +176,7 @@ def test_lengths_that_differ_need_positions(row, done):
   done(row, 'T != S', 'forward')
 
 
-@by_every_row
+@by_row
 def test_masks_of_another_rank_or_dtype_are_refused(row, done):
   square = qkv(lead=(T,))  # B = T: a [B, S] mask would fit [T, S]
   for mask in (np.ones((T, T), bool), np.ones((1, T, T), bool), np.ones((1, 1, 1, 1, T), bool)):
@@ -195,7 +192,7 @@ def test_masks_of_another_rank_or_dtype_are_refused(row, done):
   done(row, 'mask rank, dtype and shape', 'forward')
 
 
-@by_every_row
+@by_row
 def test_dtypes_must_be_one_float(row, done):
   for name in ('query', 'key', 'value'):
     mixed = qkv()

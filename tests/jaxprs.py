@@ -7,16 +7,8 @@ from typing import Any, Iterator
 
 import jax
 
-
-def _inner(value: Any) -> Iterator[Any]:
-  """The jaxprs inside a parameter of an equation."""
-  if hasattr(value, 'eqns'):
-    yield value
-  elif hasattr(value, 'jaxpr'):
-    yield from _inner(value.jaxpr)
-  elif isinstance(value, (tuple, list)):
-    for item in value:
-      yield from _inner(item)
+from experiments.bench_measure import flops
+from experiments.bench_measure import inner_jaxprs
 
 
 def equations(jaxpr) -> Iterator[Any]:
@@ -24,7 +16,7 @@ def equations(jaxpr) -> Iterator[Any]:
   for equation in jaxpr.eqns:
     yield equation
     for value in equation.params.values():
-      for inner in _inner(value):
+      for inner in inner_jaxprs(value):
         yield from equations(inner)
 
 
@@ -49,20 +41,7 @@ def largest(function, *arguments) -> int:
 
 def products(function, *arguments) -> int:
   """Multiplications in the matrix products of `function`, a loop's counted as often as it runs."""
-
-  def count(jaxpr) -> int:
-    total = 0
-    for equation in jaxpr.eqns:
-      times = equation.params['length'] if equation.primitive.name == 'scan' else 1
-      total += times * sum(
-          count(inner) for value in equation.params.values() for inner in _inner(value))
-      if equation.primitive.name == 'dot_general':
-        (contracted, _), _ = equation.params['dimension_numbers']
-        shape = equation.invars[0].aval.shape
-        total += math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
-    return total
-
-  return count(jax.make_jaxpr(function)(*arguments).jaxpr)
+  return flops(jax.make_jaxpr(function)(*arguments).jaxpr) // 2
 
 
 def temporary_bytes(function, *arguments) -> int:

@@ -104,7 +104,7 @@ class Row(NamedTuple):
                     **options)
 
 
-BLOCKS = tuple({'block_size': size} for size in (1, 7, None))
+BLOCKS = tuple({'block_size': size} for size in (1, 7, 64, None))
 # One head of one row of the batch at a time, and one tile; then several tiles.
 STEPS = tuple({'block_size': 2, 'step_size': size} for size in (1, 64))
 WINDOWS = tuple({'window': window} for window in ((0, 0), (0, 3), (4, 9), 2, 100))
@@ -128,12 +128,12 @@ FIXED = ({
 ROWS = (
     Row('vanilla', 'vanilla', False, {}),
     Row('vanilla-causal', 'vanilla', True, {}, primary=False),
-    Row('blockwise', 'blockwise', False, {'block_size': 4}, alternatives=STEPS),
+    Row('blockwise', 'blockwise', False, {'block_size': 4}, alternatives=BLOCKS + STEPS),
     Row('blockwise-causal', 'blockwise', True, {'block_size': 4}, False, BLOCKS + STEPS),
     Row('local', 'local', False, {
         'window': (3, 1),
         'block_size': 4
-    }, False, WINDOWS),
+    }, False, WINDOWS + BLOCKS + STEPS),
     Row('local-causal', 'local', True, {
         'window': 3,
         'block_size': 4
@@ -141,7 +141,7 @@ ROWS = (
     Row('strided', 'strided', False, {
         'stride': 3,
         'block_size': 4
-    }, False, STRIDES),
+    }, False, STRIDES + BLOCKS + STEPS),
     Row('strided-causal', 'strided', True, {
         'stride': 3,
         'block_size': 4
@@ -150,7 +150,7 @@ ROWS = (
         'stride': 3,
         'summary': 1,
         'block_size': 4
-    }, False, FIXED),
+    }, False, FIXED + BLOCKS + STEPS),
     Row('fixed-causal', 'fixed', True, {
         'stride': 3,
         'summary': 2,
@@ -160,13 +160,13 @@ ROWS = (
         'window': (2, 1),
         'num_global': 2,
         'block_size': 4
-    }, False, GLOBALS),
+    }, False, GLOBALS + BLOCKS + STEPS),
     Row('longformer-causal', 'longformer', True, {
         'window': 2,
         'num_global': 2,
         'block_size': 4
     }, True, GLOBALS + BLOCKS + STEPS),
-    Row('bigbird', 'bigbird', False, {'block_size': 2}, False, params=bigbird_params),
+    Row('bigbird', 'bigbird', False, {'block_size': 2}, True, params=bigbird_params),
     Row('bigbird-causal', 'bigbird', True, {'block_size': 2}, False, params=bigbird_params),
     Row('bigbird-heads', 'bigbird', False, {'block_size': 2}, False,
         params=bigbird_params_per_head),
@@ -180,7 +180,7 @@ ROWS = (
     Row('performer', 'performer', False, {
         'kernel': 'softmax',
         'block_size': 4
-    }, True, (), performer_params),
+    }, True, BLOCKS, performer_params),
     Row('performer-causal', 'performer', True, {
         'kernel': 'softmax',
         'block_size': 4
@@ -188,10 +188,10 @@ ROWS = (
     Row('performer-relu', 'performer', False, {
         'kernel': 'relu',
         'block_size': 4
-    }, False, (), performer_params),
+    }, False, BLOCKS, performer_params),
     Row('performer-relu-causal', 'performer', True, {
         'kernel': 'relu',
         'block_size': 4
-    }, False, (), performer_params),
+    }, False, BLOCKS, performer_params),
 )
 PRIMARY = tuple(row for row in ROWS if row.primary)
