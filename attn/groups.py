@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn import call as calls
-from attn import checks, masks, softmax, tiles
+from attn import checks
 from attn.call import Call, Spec
-from attn.masks import Predicate
 from attn.softmax import State
 
 
@@ -71,38 +70,6 @@ def unfold(state: State, length: int, residues: bool = False) -> State:
     return lax.slice_in_dim(x, 0, length, axis=lead + 2)
 
   return State(*(one(x) for x in state))
-
-
-def with_global(call: Call, spec: Spec, near: Predicate, size: int, numbers: tuple[int, ...],
-                is_causal: bool, block_size: int | None, step_size: int | None) -> State:
-  """The state after the keys that are near, those of global blocks, and for queries there all keys.
-
-  Three visits of disjoint pairs, so that a global block costs what it holds and not whole tiles.
-  Positions are the default ones.
-
-  Args:
-    near: what a query that is not global sees of keys that are not.
-    size, numbers: the global blocks.
-  """
-  length = call.lengths[0]
-  causal = (lambda p: masks.causal() & p) if is_causal else (lambda p: p)
-  rest = near & masks.outside_blocks(size, numbers, query_too=True)
-  state = tiles.attend(call, spec._replace(visible=causal(rest)), block_size, step_size)
-  index = np.concatenate([np.arange(n * size, min((n + 1) * size, length)) for n in numbers])
-  index = index.astype(np.int32)
-  pick = lambda name, x, axis: x if x.shape[axis] == 1 < length else (np if isinstance(
-      x, np.ndarray) else jnp).take(x, index, axis)
-  keys = spec._replace(visible=masks.causal() if is_causal else None)
-  seen = tiles.attend(calls.along(call, 'S', pick), keys, None, step_size)
-  state = softmax.merge(state, seen)
-  if is_causal:
-    return state
-  others = spec._replace(visible=masks.outside_blocks(size, numbers))
-  new = tiles.attend(calls.along(call, 'T', pick), others, None, step_size)
-  new = softmax.merge(State(*(jnp.take(x, index, axis) for x, axis in zip(state, (-1, -1, -2)))),
-                      new)
-  return State(state.max.at[..., index].set(new.max), state.sum.at[..., index].set(new.sum),
-               state.weighted.at[..., index, :].set(new.weighted))
 
 
 def last_keys(call: Call, spec: Spec, size: int, number: int) -> tuple[Call, Spec]:

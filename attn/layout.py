@@ -4,6 +4,7 @@ All of it is static and in NumPy: tiles that a pattern leaves empty are left out
 need no mask, and a step takes as many heads, batch rows and tiles as suit the platform.
 """
 
+from collections.abc import Sequence
 import functools
 import math
 from typing import Any, Hashable, NamedTuple
@@ -13,9 +14,10 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from attn import checks
+from attn import checks, masks
 from attn.axes import Array
 from attn.call import Call, Spec, along, fill
+from attn.masks import Predicate
 
 # Queries and keys in a tile.
 BLOCK = 512
@@ -25,15 +27,43 @@ STEP = {'cpu': 2 * BLOCK**2}
 LARGE_STEP = 2**25
 # Fewer full tiles are not worth a loop of their own.
 FULL = 16
+# Neighbouring key tiles are read at once while the logits with them are no more than this,
+RUN = 2 * BLOCK**2
+# and for so many times the tiles that are reached.
+WASTE = 1.25
 
-Pairs = Any  # int32 [P, W, 2], P steps of W pairs (query tile, key tile), or None
+# int32 [P, W, 2], P steps of W tiles: where they begin in T and S. Listed ones [P, W, 1 + 2 r], and 2
+# more for tiles of one head: where they begin in T, r times in S, which of those are in the list,
+# and where they begin in K and G.
+Steps = Any
 Names = tuple[Hashable, ...]  # of an array's axes: numbers for leading ones, else letters
+
+
+class Tiles(NamedTuple):
+  """Runs of `size` queries or keys."""
+  starts: np.ndarray
+  size: int
+
+
+class Part(NamedTuple):
+  """Pairs of a query and a key, to be visited; parts of one call have none in common.
+
+  visible: which pairs of the tiles belong to it.
+  listed: the key tiles of each query tile, int [K, G, query tiles, r] with K and G or 1 for both,
+    -1 for none, where the first key tile is read instead; None: those that `visible` reaches.
+  """
+  visible: Predicate | None
+  queries: Tiles
+  keys: Tiles
+  listed: Array | None = None
 
 
 class Tile(NamedTuple):
   """A part of every axis, by the axis's name: a number for leading axes, else a letter.
 
-  starts of T and S are [W], one for each of the pairs; axes that are not named are taken whole.
+  starts of T and S, and of K and G if `Plan.heads`, are [W], one for each of the tiles, or [W, r]
+  for S where a tile has r runs of keys, each of the size given; axes that are not named are taken
+  whole.
   """
   start: dict[Hashable, Array]
   size: dict[Hashable, int]
@@ -44,28 +74,45 @@ class Plan(NamedTuple):
   """The sizes of a step.
 
   C, D: queries and keys in a tile.
-  rows: tiles of queries.
-  batch: the leading axes and K.
+  T, S: the lengths, filled up.
+  once: whether nothing was visited before and no query is twice, so that there is nothing to merge.
+  listed: how many key tiles are listed for a query tile; 0: none are.
+  heads: whether a tile is that of one head.
+  batch: the leading axes and, unless heads, K.
   share: how much of each of them a step takes.
   W: how many tiles; 1 unless share is all of batch.
   """
   C: int
   D: int
-  rows: int
+  T: int
+  S: int
+  once: bool
+  listed: int
+  heads: bool
   batch: tuple[int, ...]
   share: tuple[int, ...]
   W: int
 
-  def steps(self, pairs: Array) -> int:
-    """How many there are."""
-    return len(pairs) * math.prod(n // c for n, c in zip(self.batch, self.share))
+  def number(self, steps: Array) -> int:
+    """How many steps there are."""
+    return len(steps) * math.prod(n // c for n, c in zip(self.batch, self.share))
 
-  def tile(self, pairs: Array, step: Any) -> Tile:
+  def tile(self, steps: Array, number: Any) -> Tile:
     """Where a step works."""
-    pair, chunk = pairs[step % len(pairs)], step // len(pairs)
-    start: dict[Hashable, Array] = {'T': pair[:, 0] * self.C, 'S': pair[:, 1] * self.D}
+    starts, chunk = steps[number % len(steps)], number // len(steps)
+    r = self.listed
+    start: dict[Hashable, Array] = {
+        'T': starts[:, 0],
+        'S': starts[:, 1:1 + r] if r else starts[:, 1],
+        'listed': starts[:, 1 + r:1 + 2 * r]
+    }
     size: dict[Hashable, int] = {'T': self.C, 'S': self.D}
-    names = (*range(len(self.batch) - 1), 'K')
+    names: tuple[Hashable, ...] = tuple(range(len(self.batch)))
+    if self.heads:
+      start |= {'K': starts[:, -2], 'G': starts[:, -1]}
+      size |= {'K': 1, 'G': 1}
+    else:
+      names = (*names[:-1], 'K')
     for name, n, c in reversed(list(zip(names, self.batch, self.share))):
       if c < n:
         start[name], chunk = chunk % (n // c) * c, chunk // (n // c)
@@ -73,70 +120,197 @@ class Plan(NamedTuple):
     return Tile(start, size, self.W)
 
   def hold(self, x: Array, tile: Tile) -> Array:
-    """x [W, ...] of a tile with zeros for pairs beyond the last one."""
+    """x [W, ...] of a tile with zeros for tiles beyond the last one."""
     if self.W == 1:
       return x
-    beyond = (tile.start['T'] >= self.rows * self.C).reshape(-1, *(1,) * (x.ndim - 1))
+    beyond = (tile.start['T'] >= self.T).reshape(-1, *(1,) * (x.ndim - 1))
     return jnp.where(beyond, jnp.zeros_like(x), x)
 
+  def there(self, index: Array, tile: Tile) -> Array:
+    """key_index of listed tiles [W, ..., r * D] with -1 for those that are not in the list."""
+    there = jnp.repeat(tile.start['listed'] > 0, self.D, -1)
+    return jnp.where(there.reshape(len(there), *(1,) * (jnp.ndim(index) - 2), -1), index,
+                     np.int32(-1))
 
-def arrange(call: Call, spec: Spec, block_size: int | None,
-            step_size: int | None) -> tuple[Call, Spec, Plan, tuple[Pairs, Pairs]]:
+
+def cut(start: int, stop: int, block_size: int | None, exact: bool = False) -> Tiles:
+  """The tiles of an interval: as few as block_size allows, then as small as that allows.
+
+  The last may reach beyond the interval, unless exact.
+  """
+  block_size = BLOCK if block_size is None else checks.check_int('block_size', block_size, 1)
+  length = stop - start
+  number = -(-length // block_size)
+  while exact and length % number:
+    number += 1
+  size = -(-length // max(number, 1))
+  return Tiles(start + size * np.arange(number), size)
+
+
+def whole(call: Call, spec: Spec, block_size: int | None) -> tuple[Part, ...]:
+  """All pairs that the call's predicate lets see, as one part."""
+  T, S = call.lengths
+  return (Part(spec.visible, cut(0, T, block_size), cut(0, S, block_size)),)
+
+
+def with_global(length: int, near: Part, size: int, numbers: tuple[int, ...],
+                is_causal: bool) -> tuple[Part, ...]:
+  """The keys that are near; those of global blocks; and for queries there all other keys.
+
+  So a global block costs what it holds and not whole tiles. Positions are the default ones.
+
+  Args:
+    length: T.
+    near: what a query that is not global sees of keys that are not.
+    size, numbers: the global blocks.
+  """
+  assert near.visible is not None
+  first = cut(0, size, None, exact=True)
+  blocks = Tiles(np.concatenate([n * size + first.starts for n in numbers]), first.size)
+  every = cut(0, length, None)
+  visible = near.visible & masks.outside_blocks(size, numbers, query_too=True)
+  if is_causal:
+    causal = masks.causal()
+    return near._replace(visible=causal & visible), Part(causal, every, blocks)
+  return (near._replace(visible=visible), Part(None, every, blocks),
+          Part(masks.outside_blocks(size, numbers), blocks, every))
+
+
+def arrange(call: Call, spec: Spec, parts: Sequence[Part],
+            step_size: int | None) -> tuple[Call, tuple[tuple[Spec, Plan], ...], tuple[Steps, ...]]:
   """Cuts a call into tiles.
 
   Returns:
-    the call, its lengths filled up to whole tiles; its static values; the sizes of a step; and the
-    pairs of tiles to visit, first those that need the predicate, then those that do not.
+    the call, its lengths filled up to whole tiles; and for every loop to be made over tiles its
+    static values, the sizes of a step, and the steps.
   """
   T, S = call.lengths
-  block_size = BLOCK if block_size is None else checks.check_int('block_size', block_size, 1)
-  (rows, C), (columns, D) = _split(T, block_size), _split(S, block_size)
-  for letter, length in (('T', rows * C), ('S', columns * D)):
+  ends = lambda tiles: int(tiles.starts[-1]) + tiles.size if len(tiles.starts) else 0
+  lengths = max(T, *(ends(p.queries) for p in parts)), max(S, *(ends(p.keys) for p in parts))
+  for letter, length in zip('TS', lengths):
     call = along(call, letter, functools.partial(fill, length=length))
-  spec = spec._replace(padded=spec.padded or columns * D > S)
+  spec = spec._replace(padded=spec.padded or lengths[1] > S)
+  rules: list[tuple[Spec, Plan]] = []
+  steps: list[Steps] = []
+  for part in parts:
+    if not len(part.queries.starts) or not len(part.keys.starts):
+      continue
+    if part.listed is None:
+      _add_reached(rules, steps, part, call, spec, lengths, step_size)
+    else:
+      _add_listed(rules, steps, part, call, spec, lengths, step_size)
+  return call, tuple(rules), tuple(steps)
+
+
+def _add_listed(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part, call: Call,
+                spec: Spec, lengths: tuple[int, int], step_size: int | None) -> None:
+  """The loop over query tiles, each with all of its listed key tiles."""
+  listed, (T, S) = part.listed, lengths
+  assert listed is not None
+  *lead, K, G = call.query.shape[:-2]
+  C, D, r, heads = part.queries.size, part.keys.size, listed.shape[-1], listed.shape[:2] != (1, 1)
+  batch = tuple(lead if heads else [*lead, K])
+  share, W = _share(batch, C * D * r * (1 if heads else G), step_size, len(part.queries.starts))
+  starts = [np.asarray(tiles.starts, np.int32) for tiles in (part.queries, part.keys)]
+  own = (*listed.shape[:-1], 1)  # [K, G, query tiles, 1]
+  columns = [
+      jnp.broadcast_to(starts[0][:, None], own),
+      jnp.asarray(starts[1])[jnp.maximum(listed, 0)], (listed >= 0).astype(np.int32)
+  ]
+  if heads:
+    columns += [lax.broadcasted_iota(jnp.int32, own, axis) for axis in (0, 1)]
+  missing = -len(starts[0]) % W
+  columns = [
+      jnp.pad(x, [(0, 0)] * 2 + [(0, missing), (0, 0)], constant_values=end)
+      for x, end in zip(columns, (T, 0, 0, 0, 0))
+  ]
+  rules.append((spec._replace(visible=part.visible, padded=True),
+                Plan(C, D, T, S, False, r, heads, batch, share, W)))
+  steps.append(jnp.concatenate(columns, -1).reshape(-1, W, sum(x.shape[-1] for x in columns)))
+
+
+def _add_reached(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part, call: Call,
+                 spec: Spec, lengths: tuple[int, int], step_size: int | None) -> None:
+  """The loops over the tiles that a part's predicate reaches: those it does not fill, the others."""
+  (T, S), (queries, keys) = lengths, (part.queries, part.keys)
+  shape = rows, columns = len(queries.starts), len(keys.starts)
+  *batch, G = call.query.shape[:-2]
   listed = call.query_blocks is not None  # known only at run time, and beside any predicate
   known = not listed and all(
       isinstance(x, np.ndarray) for x in (call.query_positions, call.key_positions))
-  skip = spec.visible is not None and not (known or listed) and rows * columns > 1
-  spec = spec._replace(skip=skip)
-  reached, every = _reach(call, spec, known, rows, columns)
-  if every.sum() < FULL or (spec.visible is None and not spec.padded):
+  rule = spec._replace(visible=part.visible,
+                       skip=part.visible is not None and not (known or listed) and
+                       rows * columns > 1)
+  reached, every = _reach(call, rule, known, queries, keys)
+  joined = np.all(np.diff(keys.starts) == keys.size)
+  run = _run(reached, G * queries.size * keys.size) if joined else 1
+  if run > 1:
+    reached = _first(reached, run)
+  if run > 1 or every.sum() < FULL or (rule.visible is None and not rule.padded):
     every = np.zeros_like(every)
-  *batch, G = call.query.shape[:-2]
-  share, W = _share(tuple(batch), G * C * D, step_size, min(rows, columns))
-  some, full = (_in_steps(np.argwhere(chosen), W, rows, columns) if chosen.any() else None
-                for chosen in (reached & ~every, reached & every))
-  return call, spec, Plan(C, D, rows, tuple(batch), share, W), (some, full)
+  share, W = _share(tuple(batch), G * queries.size * keys.size * run, step_size,
+                    -(-min(shape) // run))
+  once = not rules and not rule.skip and bool((reached.sum(1) <= 1).all())
+  plan = Plan(queries.size, keys.size * run, T, S, once, 0, False, tuple(batch), share, W)
+  full = rule._replace(visible=None, padded=False)
+  for chosen, how in ((reached & ~every, rule), (reached & every, full)):
+    if chosen.any():
+      pairs = _in_steps(np.argwhere(chosen), W, shape, run)
+      starts = np.stack([
+          np.append(x, end)[np.minimum(pairs[..., axis], len(x))]
+          for axis, (x, end) in enumerate(((queries.starts, T), (keys.starts, S)))
+      ], -1)
+      rules.append((how, plan))
+      steps.append(starts.astype(np.int32))
 
 
-def _split(length: int, block_size: int) -> tuple[int, int]:
-  """How many tiles, and of what size: as few as block_size allows, then as small as that allows."""
-  number = -(-length // block_size)
-  return number, -(-length // number)
-
-
-def _reach(call: Call, spec: Spec, known: bool, rows: int,
-           columns: int) -> tuple[np.ndarray, np.ndarray]:
+def _reach(call: Call, spec: Spec, known: bool, queries: Tiles,
+           keys: Tiles) -> tuple[np.ndarray, np.ndarray]:
   """Whether a query tile might see anything of a key tile, and surely sees all, bool twice.
 
   Positions known only at run time say nothing.
   """
-  shape = (rows, columns)
-  index, whole = call.key_index, np.full(columns, not spec.padded)
-  if isinstance(index, np.ndarray):
-    whole = np.all(index.reshape(-1, columns, index.shape[-1] // columns) >= 0, (0, 2))
+  shape = (len(queries.starts), len(keys.starts))
+  inside = lambda x, tiles: np.asarray(x)[..., tiles.starts[:, None] + np.arange(tiles.size)]
+  complete = np.full(shape[1], not spec.padded)
+  if isinstance(call.key_index, np.ndarray):
+    complete = np.all(inside(call.key_index, keys).reshape(-1, shape[1], keys.size) >= 0, (0, 2))
   if spec.visible is None:
-    return np.ones(shape, bool), np.broadcast_to(whole, shape)
+    return np.ones(shape, bool), np.broadcast_to(complete, shape)
   if not known:
     return np.ones(shape, bool), np.zeros(shape, bool)
   # Intervals of every batch row; a pair is left out if no row reaches it.
-  ends = lambda x, n: (f(x.reshape(-1, n, x.shape[-1] // n), -1) for f in (np.min, np.max))
-  (q_first, q_last), (k_first, k_last) = ends(call.query_positions,
-                                              rows), ends(call.key_positions, columns)
-  intervals = (q_first[:, :, None], q_last[:, :, None], k_first[:, None], k_last[:, None])
+  places = ((inside(x, tiles).reshape(-1, *tiles.starts.shape, tiles.size), axis)
+            for x, tiles, axis in ((call.query_positions, queries, 2), (call.key_positions, keys,
+                                                                        1)))
+  intervals = [np.expand_dims(f(x, -1), axis) for x, axis in places for f in (np.min, np.max)]
   reached = np.broadcast_to(spec.visible.reaches(*intervals).any(0), shape)
   every = np.broadcast_to(spec.visible.fills(*intervals).all(0), shape)
-  return reached, every & whole
+  return reached, every & complete
+
+
+def _ends(reached: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The first and the last key tile that each query tile reaches; 0 and -1 where there is none."""
+  some, last = reached.any(1), reached.shape[1] - 1
+  return reached.argmax(1), np.where(some, last - reached[:, ::-1].argmax(1), -1)
+
+
+def _run(reached: np.ndarray, area: int) -> int:
+  """How many key tiles to read at once: all of a narrow band, whose states need no merging."""
+  rows, columns = reached.shape
+  if not reached.any():
+    return 1
+  first, last = _ends(reached)
+  run = int(np.max(last - first)) + 1
+  narrow = run < columns and rows * run <= WASTE * reached.sum() and area * run <= RUN
+  return run if narrow else 1
+
+
+def _first(reached: np.ndarray, run: int) -> np.ndarray:
+  """True for the first of the `run` key tiles that hold all that a query tile reaches."""
+  first, last = _ends(reached)
+  start = np.minimum(first, reached.shape[1] - run)
+  return (np.arange(reached.shape[1]) == start[:, None]) & (last >= 0)[:, None]
 
 
 def _share(batch: tuple[int, ...], area: int, step_size: int | None,
@@ -150,82 +324,115 @@ def _share(batch: tuple[int, ...], area: int, step_size: int | None,
   for n in reversed(batch):
     share.insert(0, max(c for c in range(1, n + 1) if n % c == 0 and c <= room))
     room = room // n if share[0] == n else 1
-  return tuple(share), max(1, min(room, most))
+  steps = -(-most // max(1, min(room, most)))
+  return tuple(share), -(-most // steps)  # no more than fill as many steps evenly
 
 
-def _in_steps(pairs: np.ndarray, W: int, rows: int, columns: int) -> np.ndarray:
-  """Pairs [P, 2] as [steps, W, 2]; a step has no row and no column twice.
+def _in_steps(pairs: np.ndarray, W: int, shape: tuple[int, int], run: int) -> np.ndarray:
+  """Pairs of tiles [P, 2] as [steps, W, 2]; a step reaches no row and no column twice.
 
   Its tiles can then be written side by side. Pairs beyond the last tile fill up.
   """
-  pairs = pairs.astype(np.int32)
   if W == 1:
     return pairs[:, None]
-  diagonal = (pairs[:, 1] - pairs[:, 0]) % max(rows, columns)
-  order = np.argsort(diagonal, kind='stable')
-  groups = np.split(pairs[order], np.flatnonzero(np.diff(diagonal[order])) + 1)
-  beyond = np.array([[rows, columns]], np.int32)
+  apart = pairs[:, 0] % run if run > 1 else (pairs[:, 1] - pairs[:, 0]) % max(shape)
+  order = np.argsort(apart, kind='stable')
+  groups = np.split(pairs[order], np.flatnonzero(np.diff(apart[order])) + 1)
   return np.concatenate([
-      np.concatenate([group, np.repeat(beyond, -len(group) % W, 0)]).reshape(-1, W, 2)
+      np.concatenate([group, np.repeat([shape], -len(group) % W, 0)]).reshape(-1, W, 2)
       for group in groups
   ])
 
 
 def read(x: Any, names: Names, tile: Tile) -> Array:
-  """The part of an array that belongs to a tile, [W, ...], or [1, ...] where all pairs share it.
+  """The part of an array that belongs to a tile, [W, ...], or [1, ...] where all tiles share it.
 
   names are those of x's axes; an axis of 1 is shared.
   """
-  starts, sizes, moving = _window(x, names, tile)
+  starts, sizes, runs = _window(x, names, tile)
   x = jnp.asarray(x)
-  if not moving:
+  if not starts:
     return x[None]
-  if tile.lanes == 1:
-    return lax.dynamic_slice(x, starts, sizes)[None]
-  numbers = lax.GatherDimensionNumbers(offset_dims=tuple(range(1, x.ndim + 1)),
+  if tile.lanes == 1 and runs is None:
+    return lax.dynamic_slice(x, _corner(x, starts), sizes)[None]
+  index = _indices(starts, tile, runs)
+  numbers = lax.GatherDimensionNumbers(offset_dims=tuple(range(index.ndim - 1,
+                                                               index.ndim - 1 + x.ndim)),
                                        collapsed_slice_dims=(),
-                                       start_index_map=tuple(range(x.ndim)))
-  return lax.gather(x, _indices(starts, tile), numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+                                       start_index_map=tuple(starts))
+  part = lax.gather(x, index, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+  if runs is None:
+    return part
+  part = jnp.moveaxis(part, 1, 1 + runs)  # [W, r, ..., D, ...] to [W, ..., r, D, ...]
+  return part.reshape(*part.shape[:1 + runs], -1, *part.shape[3 + runs:])
 
 
 def write(x: Array, part: Array, names: Names, tile: Tile) -> Array:
   """x with the part that `read` reads replaced; beyond the last tile nothing is written."""
-  starts, _, moving = _window(x, names, tile)
-  if not moving:
+  starts, _, _ = _window(x, names, tile)
+  if not starts:
     return part[0]
   if tile.lanes == 1:
-    return lax.dynamic_update_slice(x, part[0], starts)
-  return lax.scatter(x, _indices(starts, tile), part, *_scattered(x))
+    return lax.dynamic_update_slice(x, part[0], _corner(x, starts))
+  return lax.scatter(x, _indices(starts, tile, None), part, _scattered(x, starts, 1))
 
 
 def add(x: Array, part: Array, names: Names, tile: Tile) -> Array:
   """x with something added to the part that `read` reads."""
-  starts, sizes, moving = _window(x, names, tile)
+  starts, sizes, runs = _window(x, names, tile)
   part = part.astype(x.dtype)
-  if not moving:
+  if not starts:
     return x + part[0]
-  if tile.lanes == 1:
-    return lax.dynamic_update_slice(x, lax.dynamic_slice(x, starts, sizes) + part[0], starts)
-  return lax.scatter_add(x, _indices(starts, tile), part, *_scattered(x))
+  if tile.lanes == 1 and runs is None:
+    corner = _corner(x, starts)
+    return lax.dynamic_update_slice(x, lax.dynamic_slice(x, corner, sizes) + part[0], corner)
+  index = _indices(starts, tile, runs)
+  if runs is not None:  # undoes what `read` does
+    part = part.reshape(*part.shape[:1 + runs], -1, sizes[runs], *part.shape[2 + runs:])
+    part = jnp.moveaxis(part, 1 + runs, 1)
+  return lax.scatter_add(x, index, part, _scattered(x, starts, index.ndim - 1))
 
 
-def _window(x: Any, names: Names, tile: Tile) -> tuple[list[Any], list[int], bool]:
-  """Where a tile begins on every axis, how long it is there, and whether it is not all of x."""
+def heads(x: Array, tile: Tile) -> Array:
+  """Those of a tile's heads of x [W or 1, ..., K, G, T, S], whose T and S are the tile's already."""
+  for name, axis in (('K', -4), ('G', -3)):
+    if name in tile.start and x.shape[axis] > 1:
+      start = jnp.reshape(tile.start[name], (-1,))
+      x = jnp.broadcast_to(x, (max(len(x), len(start)), *x.shape[1:]))
+      start = jnp.broadcast_to(start, (len(x),))
+      one = functools.partial(lax.dynamic_slice_in_dim, slice_size=tile.size[name], axis=axis)
+      x = jax.vmap(one)(x, start)
+  return x
+
+
+def _window(x: Any, names: Names, tile: Tile) -> tuple[dict[int, Array], list[int], int | None]:
+  """Where a tile begins on the axes of which it is not all, and how long it is on every axis.
+
+  Also the axis, if any, on which it has several runs.
+  """
   sizes = [min(n, tile.size.get(name, n)) for name, n in zip(names, x.shape)]
-  starts = [
-      tile.start[name] if size < n else np.int32(0) for name, n, size in zip(names, x.shape, sizes)
-  ]
-  if tile.lanes == 1:
-    starts = [jnp.reshape(start, ()) for start in starts]
-  return starts, sizes, tuple(sizes) != x.shape
+  starts: dict[int, Array] = {}
+  runs = None
+  for axis, (name, n, size) in enumerate(zip(names, x.shape, sizes)):
+    several = name == 'S' and n > 1 and tile.start['S'].ndim > 1
+    runs = axis if several else runs
+    if size < n or several:
+      starts[axis] = tile.start[name]
+  return starts, sizes, runs
 
 
-def _indices(starts: list[Any], tile: Tile) -> Array:
-  return jnp.stack([jnp.broadcast_to(start, (tile.lanes,)) for start in starts], -1)
+def _corner(x: Array, starts: dict[int, Array]) -> list[Any]:
+  return [jnp.reshape(starts[a], ()) if a in starts else np.int32(0) for a in range(x.ndim)]
 
 
-def _scattered(x: Array) -> tuple[Any, ...]:
-  numbers = lax.ScatterDimensionNumbers(update_window_dims=tuple(range(1, x.ndim + 1)),
-                                        inserted_window_dims=(),
-                                        scatter_dims_to_operand_dims=tuple(range(x.ndim)))
-  return (numbers,)
+def _indices(starts: dict[int, Array], tile: Tile, runs: int | None) -> Array:
+  """[W, number of axes], or [W, r, number of axes]."""
+  shape = (tile.lanes,) if runs is None else starts[runs].shape
+  align = lambda x: x[:, None] if x.ndim == 1 < len(shape) else x
+  return jnp.stack([jnp.broadcast_to(align(start), shape) for start in starts.values()], -1)
+
+
+def _scattered(x: Array, starts: dict[int, Array], first: int) -> lax.ScatterDimensionNumbers:
+  return lax.ScatterDimensionNumbers(update_window_dims=tuple(range(first, first + x.ndim)),
+                                     inserted_window_dims=(),
+                                     scatter_dims_to_operand_dims=tuple(starts))

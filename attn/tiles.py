@@ -11,6 +11,7 @@ Which tiles are visited, and how many in a step, is said by `attn.layout`.
 Source: Dao et al. 2022, FlashAttention, algorithms 1 and 4, https://arxiv.org/abs/2205.14135.
 """
 
+from collections.abc import Sequence
 import functools
 from typing import Any, Callable, NamedTuple
 
@@ -24,7 +25,7 @@ from attn import call as calls
 from attn import checks, layout, softmax
 from attn.axes import Array
 from attn.call import Call, Spec
-from attn.layout import Plan, Tile
+from attn.layout import Part, Plan, Tile
 from attn.softmax import State
 
 
@@ -55,7 +56,8 @@ _LARGE = ('query', 'key', 'value', 'weighted', 'd_output')
 def attend(call: Call,
            spec: Spec,
            block_size: int | None = None,
-           step_size: int | None = None) -> State:
+           step_size: int | None = None,
+           parts: Sequence[Part] | None = None) -> State:
   """The state of every query after the keys it may see, to be merged with others.
 
   Args:
@@ -65,45 +67,49 @@ def attend(call: Call,
       on it.
     step_size: about so many logits at a time; what suits the platform if None. Only cost depends on
       it.
+    parts: the pairs to visit; None for all that spec.visible lets see.
 
   Returns:
     the state [..., K, G, T] in float32 at least.
   """
-  output, top, total = _run(call, spec, block_size, step_size)
+  output, top, total = _run(call, spec, block_size, step_size, parts)
   return State(top, total, _heads_first('weighted', output, spec) * total[..., None])
 
 
 def output(call: Call,
            spec: Spec,
            block_size: int | None = None,
-           step_size: int | None = None) -> Array:
+           step_size: int | None = None,
+           parts: Sequence[Part] | None = None) -> Array:
   """The attention of every query over the keys it may see: [..., T, N, Hv] in query's dtype."""
-  result = _run(call, spec, block_size, step_size)[0]
+  result = _run(call, spec, block_size, step_size, parts)[0]
   *lead, K, G, Hv = result.shape
   return result.reshape(*lead, K * G, Hv).astype(call.query.dtype)
 
 
-def _run(call: Call, spec: Spec, block_size: int | None,
-         step_size: int | None) -> tuple[Array, Array, Array]:
+def _run(call: Call, spec: Spec, block_size: int | None, step_size: int | None,
+         parts: Sequence[Part] | None) -> tuple[Array, Array, Array]:
   """Outputs [..., T, K, G, Hv], maxima [..., K, G, T] and sums relative to them."""
   T, S = call.lengths
   wide = axes.wide(call.query.dtype)
   if 0 in call.query.shape[:-1] or not S:
     nothing = softmax.empty(call.query.shape[:-1], call.value.shape[-1], wide)
     return _stored('weighted', nothing.weighted, spec), nothing.max, nothing.sum
-  call, spec, plan, visits = layout.arrange(calls.forget_masked(call), spec, block_size, step_size)
+  parts = layout.whole(call, spec, block_size) if parts is None else parts
+  call, loops, steps = layout.arrange(calls.forget_masked(call), spec, parts, step_size)
   call = axes.vary_alike(call)
   inputs = _Inputs(_stored('query', call.query, spec), _stored('key', call.key, spec),
                    _stored('value', call.value, spec), call.bias)
   call = call._replace(**inputs._asdict())
-  result, top, total = _tiled(spec, plan)(inputs, call, visits)
+  result, top, total = _tiled(spec, loops)(inputs, call, steps)
   result = lax.slice_in_dim(result, 0, T, axis=result.ndim + _first('weighted', spec))
   return result, lax.stop_gradient(top[..., :T]), total[..., :T]
 
 
 @functools.lru_cache(maxsize=256)
-def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
-  """The function (inputs, call, visits) -> (output, max, sum).
+def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan],
+                                    ...]) -> Callable[..., tuple[Array, Array, Array]]:
+  """The function (inputs, call, steps of each loop) -> (output, max, sum).
 
   The maximum and the sum stay apart, since log(sum) would be lost beside a large maximum; nor is
   the sum handed over as exp(log(sum)), which XLA may join with the exponential of a maximum. A step
@@ -111,43 +117,44 @@ def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
   first one's program.
   """
 
-  rules = (spec, spec._replace(visible=None, padded=False))
-
-  def compute(rule: Spec, call: Call, tile: Tile) -> tuple[Call, Array, Array | None]:
+  def compute(rule: Spec, plan: Plan, call: Call, tile: Tile) -> tuple[Call, Array, Array | None]:
     part = _cut(call, tile, spec)
     part = part._replace(bias=_bias(call.bias, call, part, tile))
+    if plan.listed:
+      part = part._replace(key_index=plan.there(part.key_index, tile))
     visible = calls.visibility(part, rule)
     part = calls.forget_unseen(part, visible) if rule.forget else part
     logits = calls.scores(part, rule, visible)
     return part, logits, calls.dropped(part, rule, logits.dtype)
 
-  def visit(rule: Spec, carry: Any, step: Any) -> tuple[Any, None]:
-    state, call, pairs = carry
-    tile = plan.tile(pairs, step)
-    old = _cut(state, tile, spec)
+  def visit(rule: Spec, plan: Plan, carry: Any, number: Any) -> tuple[Any, None]:
+    state, call, steps = carry
+    tile = plan.tile(steps, number)
+    old = None if plan.once else _cut(state, tile, spec)
 
     def look() -> State:
-      part, logits, factor = compute(rule, call, tile)
-      return softmax.merge(old, softmax.visit(logits, part.value, factor))
+      part, logits, factor = compute(rule, plan, call, tile)
+      new = softmax.visit(logits, part.value, factor)
+      return new if old is None else softmax.merge(old, new)
 
     new = _if_reached(rule, call, tile, look, lambda: old)
-    return (_paste(layout.write, state, new, tile, spec), call, pairs), None
+    return (_paste(layout.write, state, new, tile, spec), call, steps), None
 
-  def forward(inputs: _Inputs, call: Call, visits: Any) -> tuple[Array, Array, Array]:
+  def forward(inputs: _Inputs, call: Call, steps: Any) -> tuple[Array, Array, Array]:
     call = call._replace(**inputs._asdict())
     shape = _heads_first('query', call.query, spec).shape[:-1]
     state = softmax.empty(shape, call.value.shape[-1], axes.wide(call.query.dtype))
     state = state._replace(weighted=_stored('weighted', state.weighted, spec))
-    state, _ = _over(visitors, plan, axes.vary_alike((state, call)), visits)
+    state, _ = _over(visitors, loops, axes.vary_alike((state, call)), steps)
     total = _stored('weighted', _positive(state.sum)[..., None], spec)
     return state.weighted / total, state.max, state.sum
 
-  def revisit(rule: Spec, carry: Any, step: Any) -> tuple[Any, None]:
-    (grads, call, rows), pairs = carry[:-1], carry[-1]
-    tile = plan.tile(pairs, step)
+  def revisit(rule: Spec, plan: Plan, carry: Any, number: Any) -> tuple[Any, None]:
+    grads, call, rows, steps = carry
+    tile = plan.tile(steps, number)
 
     def look() -> _Inputs:
-      part, logits, factor = compute(rule, call, tile)
+      part, logits, factor = compute(rule, plan, call, tile)
       do, top, log_sum, shift = _cut(rows, tile, spec)
       wide, narrow = logits.dtype, lambda x: x.astype(part.value.dtype)
       p = jnp.exp((logits - softmax.finite(top)[..., None]) - log_sum[..., None])
@@ -163,16 +170,19 @@ def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
     zeros = lambda: axes.vary_alike(
         (call, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look))))[1]
     parts = _if_reached(rule, call, tile, look, zeros)
-    new = _paste(layout.add, grads._replace(bias=None), parts._replace(bias=None), tile, spec)
+    keys = dict(query=None, bias=None)
+    new = _paste(layout.add, grads._replace(**keys), parts._replace(**keys), tile, spec)
+    how = layout.write if plan.once else layout.add
+    new = new._replace(query=_place(how, 'query', grads.query, parts.query, tile, spec))
     if checks.is_array(call.bias):
       new = new._replace(
           bias=layout.add(grads.bias, parts.bias, _names('bias', grads.bias, spec), tile))
     else:
       new = new._replace(bias=jax.tree.map(jnp.add, grads.bias, parts.bias))
-    return (new, call, rows, pairs), None
+    return (new, call, rows, steps), None
 
   def backward(kept: Any, cotangents: Any) -> tuple[_Inputs, None, None]:
-    inputs, call, visits, output, top, total = kept
+    inputs, call, steps, output, top, total = kept
     d_output, _, d_total = cotangents  # the maximum is a constant to whoever merges the state
     product = jnp.sum(d_output * output, -1, keepdims=True)
     shift = d_total * total - _heads_first('d_output', product, spec)[..., 0]
@@ -182,11 +192,11 @@ def _tiled(spec: Spec, plan: Plan) -> Callable[..., tuple[Array, Array, Array]]:
     call = call._replace(query=jnp.where(blind, jnp.zeros_like(call.query), call.query))
     zeros = jax.tree.map(_zeros, inputs)
     start = (zeros, call, _Rows(d_output, top, jnp.log(_positive(total)), shift))
-    grads = _over(revisitors, plan, axes.vary_alike(start), visits)[0]
+    grads = _over(revisitors, loops, axes.vary_alike(start), steps)[0]
     return jax.tree.map(_cotangent, grads, inputs), None, None
 
-  visitors = tuple(functools.partial(visit, rule) for rule in rules)
-  revisitors = tuple(functools.partial(revisit, rule) for rule in rules)
+  visitors = tuple(functools.partial(visit, *loop) for loop in loops)
+  revisitors = tuple(functools.partial(revisit, *loop) for loop in loops)
   tiled = jax.custom_vjp(forward)
   tiled.defvjp(lambda *args: ((out := forward(*args)), (*args, *out)), backward)
   return tiled
@@ -207,17 +217,16 @@ def _to_keys(x: Array, y: Array, wide: Any) -> Array:
   return product('...kth,...kts->...khs', y, x).swapaxes(-1, -2)
 
 
-def _over(steps: tuple[Any, ...], plan: Plan, start: tuple[Any, ...], visits: Any) -> Any:
-  """What remains after every step of every visit; a single one needs no loop to be compiled."""
-  for step, pairs in zip(steps, visits):
-    if pairs is None:
-      continue
-    number = plan.steps(pairs)
-    carry = axes.vary_alike((*start, jnp.asarray(pairs)))
+def _over(bodies: tuple[Any, ...], loops: tuple[tuple[Spec, Plan], ...], start: tuple[Any, ...],
+          steps: tuple[Any, ...]) -> Any:
+  """What remains after every loop; a single step needs none to be compiled."""
+  for body, (_, plan), where in zip(bodies, loops, steps):
+    number = plan.number(where)
+    carry = axes.vary_alike((*start, jnp.asarray(where)))
     if number == 1:
-      *start, _ = step(carry, 0)[0]
+      *start, _ = body(carry, 0)[0]
     else:
-      *start, _ = lax.scan(step, carry, jnp.arange(number, dtype=jnp.int32))[0]
+      *start, _ = lax.scan(body, carry, jnp.arange(number, dtype=jnp.int32))[0]
   return start
 
 
@@ -261,10 +270,16 @@ def _paste(how: Callable[..., Array], tree: Any, parts: Any, tile: Tile, spec: S
   """tree with parts written or added to its arrays."""
   return tree._replace(
       **{
-          name: how(x, _stored(name, getattr(parts, name), spec), _names(name, x, spec), tile)
+          name: _place(how, name, x, getattr(parts, name), tile, spec)
           for name, x in tree._asdict().items()
           if checks.is_array(x)
       })
+
+
+def _place(how: Callable[..., Array], name: str, x: Array, part: Array, tile: Tile,
+           spec: Spec) -> Array:
+  """An array with a part, heads first, written or added."""
+  return how(x, _stored(name, part, spec), _names(name, x, spec), tile)
 
 
 def _if_reached(rule: Spec, call: Call, tile: Tile, look: Callable[[], Any],
@@ -284,9 +299,7 @@ def _bias(bias: Any, call: Call, part: Call, tile: Tile) -> Array | None:
   if bias is None or checks.is_array(bias):
     return part.bias
   table = calls.position_bias(bias, part, call.query.shape[-3:-1])
-  if 'K' in tile.start and table.shape[-4] > 1:
-    table = lax.dynamic_slice_in_dim(table, tile.start['K'], tile.size['K'], table.ndim - 4)
-  return table
+  return layout.heads(table, tile)
 
 
 def _bias_gradient(d_logits: Array, call: Call, part: Call, tile: Tile) -> Any:

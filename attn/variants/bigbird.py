@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn import axes
 from attn import call as calls
-from attn import checks, groups, masks, softmax, tiles
+from attn import checks, layout, masks, tiles
 from attn.axes import Array, ArrayLike, Dims
-from attn.call import Call, Spec
+from attn.layout import Part
 from attn.masks import Predicate
 from attn.positions import PositionBias
-from attn.softmax import State
 
 
 def bigbird_attention(
@@ -40,9 +38,8 @@ def bigbird_attention(
   A query in block i attends to the keys of the blocks i - 1, i and i + 1, of the first and the last
   block, and of those that random_blocks[i] lists; queries of the first and the last block attend to
   all. When causal only to keys at or before it, and the last block is not global. A key is counted
-  once however often it is listed. In O(T * block_size * (5 + r)) time and O(T * r) memory. A dense
-  mask, a bias array or explicit positions cost O(T * S) time, as do, where each head has blocks of
-  its own, position biases, segments and dropout; none costs more memory.
+  once however often it is listed. In O(T * block_size * (5 + r)) time and O(T) memory; explicit
+  positions cost O(T * S) time in as much memory.
 
   Args:
     query: [..., T, N, H].
@@ -89,25 +86,23 @@ def bigbird_attention(
         f'random_blocks must list {-(-dims.T // size)} blocks of block_size = {size} for T = '
         f'{dims.T}; got {given.shape}, which lists {number}')
   chosen = _choose(random_blocks, is_causal)  # [N or 1, blocks, r]
-  whole = call.bias is not None and checks.is_array(call.bias) or (call.mask is not None and
-                                                                   call.mask.shape[-2] > 1)
-  per_head = chosen.shape[0] > 1 and (call.bias is not None or segment_ids is not None or
-                                      call.draw is not None)
-  block = tiles.band_block(2 * size, None)
+  heads = (dims.K, dims.G) if chosen.shape[0] > 1 else (1, 1)
+  chosen = chosen.reshape(*heads, *chosen.shape[1:])
   if not dims.T or not dims.S:
     return tiles.output(call, spec)
-  if placed or whole or per_head:
-    heads = (dims.K, dims.G) if chosen.shape[0] > 1 else (1, 1)
+  if placed:
     own = jnp.asarray(call.query_positions)
     own = jnp.where(own < 0, number, own // size)
-    lists = jnp.take(chosen.reshape(*heads, *chosen.shape[1:]), own, 2, mode='fill', fill_value=-1)
+    lists = jnp.take(chosen, own, 2, mode='fill', fill_value=-1)
     call = call._replace(query_blocks=jnp.moveaxis(lists, (0, 1), (-4, -3)))
-    return tiles.output(call, spec._replace(block=size), block)
+    return tiles.output(call, spec._replace(block=size), tiles.band_block(2 * size, None))
   last = () if is_causal or number < 2 else (number - 1,)
-  state = groups.with_global(call, spec, masks.near_blocks(size), size, (0, *last), is_causal,
-                             block, None)
-  state = softmax.merge(state, _random(calls.forget_masked(call), spec, size, chosen))
-  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+  blocks = layout.cut(0, number * size, size)
+  near = Part(masks.near_blocks(size), layout.cut(0, dims.T, 2 * size), blocks)
+  parts = layout.with_global(dims.T, near, size, (0, *last), is_causal)
+  if chosen.shape[-1]:
+    parts += (Part(None, blocks, blocks, chosen),)
+  return tiles.output(call, spec, parts=parts)
 
 
 def _check_blocks(blocks: ArrayLike) -> Array:
@@ -151,62 +146,6 @@ def _choose(blocks: Array, is_causal: bool) -> Array:
     new &= (blocks < number - 1) & (own > 0) & (own < number - 1)
   twice = [jnp.any(blocks[..., :j] == blocks[..., j:j + 1], -1) for j in range(r)]
   return jnp.where(new & ~jnp.stack(twice, -1), blocks, -1) if r else blocks
-
-
-def _random(call: Call, spec: Spec, size: int, chosen: Array) -> State:
-  """The state of every query after the keys of its block's chosen blocks [N or 1, blocks, r]."""
-  shape, length, (number, r) = call.query.shape[:-1], call.lengths[0], chosen.shape[1:]
-  if not r:
-    return softmax.empty(shape, call.value.shape[-1], axes.wide(call.query.dtype))
-  mask, call = call.mask, call._replace(mask=None)
-  if chosen.shape[0] > 1:
-    mask = None if mask is None else _ungroup(mask, *shape[-3:-1])
-    call = calls.ungroup(call)
-  K = call.key.shape[-3]
-  chosen = jnp.broadcast_to(chosen, (K, number, r))
-  head, at = np.arange(K)[:, None, None], jnp.maximum(chosen, 0)
-
-  def gather(x: Array) -> Array:
-    """[..., K, S, H] as [..., blocks, K, r * size, H]."""
-    x = calls.fill('key', x, x.ndim - 2, number * size)
-    x = x.reshape(*x.shape[:-2], number, size, x.shape[-1])
-    x = x.at[..., head, at, :, :].get(mode='promise_in_bounds')
-    return jnp.moveaxis(x.reshape(*x.shape[:-3], r * size, x.shape[-1]), -3, -4)
-
-  def tokens(name: str, x: Any) -> Any:
-    """[..., S] as [..., blocks, r * size], for the first head: the others' places go unread."""
-    if x is None:
-      return None
-    x = jnp.asarray(calls.fill(name, x, x.ndim - 1, number * size))
-    x = x.reshape(*x.shape[:-1], number, size)[..., at[0], :]
-    return x.reshape(*x.shape[:-2], r * size)
-
-  visible = jnp.moveaxis(jnp.repeat(chosen >= 0, size, -1), 0, 1)[:, :, None, None]
-  visible = visible.reshape((1,) * (len(shape) - 3) + visible.shape)
-  if mask is not None:
-    mask = jnp.broadcast_to(mask, (*mask.shape[:-4], K, mask.shape[-3], 1, length))
-    heads = gather(jnp.moveaxis(mask[..., 0, :], -2, 0)[..., None])[...,
-                                                                    0]  # [G, ..., blocks, K, :]
-    visible = visible & jnp.moveaxis(heads, 0, -2)[..., None, :]
-  part, _ = groups.fold(call, spec, size)
-  part = part._replace(key=gather(call.key), value=gather(call.value), mask=visible)
-  part = part._replace(**{
-      name: tokens(name, getattr(call, name))
-      for name in ('key_positions', 'key_segments', 'key_index')
-  })
-  padded = number * size > length
-  rule = spec._replace(visible=None, padded=padded, forget=False)
-  state = groups.unfold(tiles.attend(part, rule), length)
-  return State(state.max.reshape(shape), state.sum.reshape(shape),
-               state.weighted.reshape(*shape, state.weighted.shape[-1]))
-
-
-def _ungroup(mask: Array, K: int, G: int) -> Array:
-  """A mask [..., K, G, 1, S] as [..., K * G, 1, 1, S]; heads that share stay shared."""
-  if mask.shape[-4:-2] == (1, 1):
-    return mask
-  mask = jnp.broadcast_to(mask, (*mask.shape[:-4], K, G, *mask.shape[-2:]))
-  return mask.reshape(*mask.shape[:-4], K * G, 1, *mask.shape[-2:])
 
 
 def bigbird_random_blocks(rng: Array,

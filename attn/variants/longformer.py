@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn import call as calls
-from attn import groups, masks, softmax, tiles
+from attn import layout, masks, tiles
 from attn.axes import Array, ArrayLike
 from attn.checks import check_window
 from attn.positions import PositionBias
@@ -73,9 +73,9 @@ def longformer_attention(
                                    dropout_rng=dropout_rng,
                                    pattern=masks.window(left, right) |
                                    masks.global_tokens(num_global))
-  block = tiles.band_block(max(left, right), block_size)
-  if query_positions is not None or key_positions is not None or not num_global or not dims.T:
-    return tiles.output(call, spec, block, step_size)
-  state = groups.with_global(call, spec, masks.window(left, right), num_global, (0,), is_causal,
-                             block, step_size)
-  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+  block, parts = tiles.band_block(max(left, right), block_size), None
+  if query_positions is None and key_positions is None and num_global and dims.T:
+    band = layout.cut(0, dims.T, block)
+    parts = layout.with_global(dims.T, layout.Part(masks.window(left, right), band, band),
+                               min(num_global, dims.T), (0,), is_causal)
+  return tiles.output(call, spec, block, step_size, parts)
