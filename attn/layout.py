@@ -18,6 +18,7 @@ from attn import checks, masks
 from attn.axes import Array
 from attn.call import Call, Spec, along, fill
 from attn.masks import Predicate
+from attn.slices import Tile
 
 # Queries and keys in a tile.
 BLOCK = 512
@@ -32,11 +33,10 @@ RUN = 2 * BLOCK**2
 # and for so many times the tiles that are reached.
 WASTE = 1.25
 
-# int32 [P, W, 2], P steps of W tiles: where they begin in T and S. Listed ones [P, W, 1 + 2 r], and 2
-# more for tiles of one head: where they begin in T, r times in S, which of those are in the list,
+# int32 [P, W, 2], P steps of W tiles: where they begin in T and S. Listed ones [P, W, 1 + 2 r], and
+# 2 more for tiles of one head: where they begin in T, r times in S, which of those are in the list,
 # and where they begin in K and G.
 Steps = Any
-Names = tuple[Hashable, ...]  # of an array's axes: numbers for leading ones, else letters
 
 
 class Tiles(NamedTuple):
@@ -56,18 +56,6 @@ class Part(NamedTuple):
   queries: Tiles
   keys: Tiles
   listed: Array | None = None
-
-
-class Tile(NamedTuple):
-  """A part of every axis, by the axis's name: a number for leading axes, else a letter.
-
-  starts of T and S, and of K and G if `Plan.heads`, are [W], one for each of the tiles, or [W, r]
-  for S where a tile has r runs of keys, each of the size given; axes that are not named are taken
-  whole.
-  """
-  start: dict[Hashable, Array]
-  size: dict[Hashable, int]
-  lanes: int
 
 
 class Plan(NamedTuple):
@@ -129,8 +117,8 @@ class Plan(NamedTuple):
   def there(self, index: Array, tile: Tile) -> Array:
     """key_index of listed tiles [W, ..., r * D] with -1 for those that are not in the list."""
     there = jnp.repeat(tile.start['listed'] > 0, self.D, -1)
-    return jnp.where(there.reshape(len(there), *(1,) * (jnp.ndim(index) - 2), -1), index,
-                     np.int32(-1))
+    return jnp.where(there.reshape(len(there),
+                                   *(1,) * (jnp.ndim(index) - 2), -1), index, np.int32(-1))
 
 
 def cut(start: int, stop: int, block_size: int | None, exact: bool = False) -> Tiles:
@@ -224,14 +212,14 @@ def _add_listed(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part, 
       jnp.pad(x, [(0, 0)] * 2 + [(0, missing), (0, 0)], constant_values=end)
       for x, end in zip(columns, (T, 0, 0, 0, 0))
   ]
-  rules.append((spec._replace(visible=part.visible, padded=True),
-                Plan(C, D, T, S, False, r, heads, batch, share, W)))
+  rules.append((spec._replace(visible=part.visible,
+                              padded=True), Plan(C, D, T, S, False, r, heads, batch, share, W)))
   steps.append(jnp.concatenate(columns, -1).reshape(-1, W, sum(x.shape[-1] for x in columns)))
 
 
 def _add_reached(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part, call: Call,
                  spec: Spec, lengths: tuple[int, int], step_size: int | None) -> None:
-  """The loops over the tiles that a part's predicate reaches: those it does not fill, the others."""
+  """The loops over the tiles that a part's predicate reaches: first those it does not fill."""
   (T, S), (queries, keys) = lengths, (part.queries, part.keys)
   shape = rows, columns = len(queries.starts), len(keys.starts)
   *batch, G = call.query.shape[:-2]
@@ -342,97 +330,3 @@ def _in_steps(pairs: np.ndarray, W: int, shape: tuple[int, int], run: int) -> np
       np.concatenate([group, np.repeat([shape], -len(group) % W, 0)]).reshape(-1, W, 2)
       for group in groups
   ])
-
-
-def read(x: Any, names: Names, tile: Tile) -> Array:
-  """The part of an array that belongs to a tile, [W, ...], or [1, ...] where all tiles share it.
-
-  names are those of x's axes; an axis of 1 is shared.
-  """
-  starts, sizes, runs = _window(x, names, tile)
-  x = jnp.asarray(x)
-  if not starts:
-    return x[None]
-  if tile.lanes == 1 and runs is None:
-    return lax.dynamic_slice(x, _corner(x, starts), sizes)[None]
-  index = _indices(starts, tile, runs)
-  numbers = lax.GatherDimensionNumbers(offset_dims=tuple(range(index.ndim - 1,
-                                                               index.ndim - 1 + x.ndim)),
-                                       collapsed_slice_dims=(),
-                                       start_index_map=tuple(starts))
-  part = lax.gather(x, index, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
-  if runs is None:
-    return part
-  part = jnp.moveaxis(part, 1, 1 + runs)  # [W, r, ..., D, ...] to [W, ..., r, D, ...]
-  return part.reshape(*part.shape[:1 + runs], -1, *part.shape[3 + runs:])
-
-
-def write(x: Array, part: Array, names: Names, tile: Tile) -> Array:
-  """x with the part that `read` reads replaced; beyond the last tile nothing is written."""
-  starts, _, _ = _window(x, names, tile)
-  if not starts:
-    return part[0]
-  if tile.lanes == 1:
-    return lax.dynamic_update_slice(x, part[0], _corner(x, starts))
-  return lax.scatter(x, _indices(starts, tile, None), part, _scattered(x, starts, 1))
-
-
-def add(x: Array, part: Array, names: Names, tile: Tile) -> Array:
-  """x with something added to the part that `read` reads."""
-  starts, sizes, runs = _window(x, names, tile)
-  part = part.astype(x.dtype)
-  if not starts:
-    return x + part[0]
-  if tile.lanes == 1 and runs is None:
-    corner = _corner(x, starts)
-    return lax.dynamic_update_slice(x, lax.dynamic_slice(x, corner, sizes) + part[0], corner)
-  index = _indices(starts, tile, runs)
-  if runs is not None:  # undoes what `read` does
-    part = part.reshape(*part.shape[:1 + runs], -1, sizes[runs], *part.shape[2 + runs:])
-    part = jnp.moveaxis(part, 1 + runs, 1)
-  return lax.scatter_add(x, index, part, _scattered(x, starts, index.ndim - 1))
-
-
-def heads(x: Array, tile: Tile) -> Array:
-  """Those of a tile's heads of x [W or 1, ..., K, G, T, S], whose T and S are the tile's already."""
-  for name, axis in (('K', -4), ('G', -3)):
-    if name in tile.start and x.shape[axis] > 1:
-      start = jnp.reshape(tile.start[name], (-1,))
-      x = jnp.broadcast_to(x, (max(len(x), len(start)), *x.shape[1:]))
-      start = jnp.broadcast_to(start, (len(x),))
-      one = functools.partial(lax.dynamic_slice_in_dim, slice_size=tile.size[name], axis=axis)
-      x = jax.vmap(one)(x, start)
-  return x
-
-
-def _window(x: Any, names: Names, tile: Tile) -> tuple[dict[int, Array], list[int], int | None]:
-  """Where a tile begins on the axes of which it is not all, and how long it is on every axis.
-
-  Also the axis, if any, on which it has several runs.
-  """
-  sizes = [min(n, tile.size.get(name, n)) for name, n in zip(names, x.shape)]
-  starts: dict[int, Array] = {}
-  runs = None
-  for axis, (name, n, size) in enumerate(zip(names, x.shape, sizes)):
-    several = name == 'S' and n > 1 and tile.start['S'].ndim > 1
-    runs = axis if several else runs
-    if size < n or several:
-      starts[axis] = tile.start[name]
-  return starts, sizes, runs
-
-
-def _corner(x: Array, starts: dict[int, Array]) -> list[Any]:
-  return [jnp.reshape(starts[a], ()) if a in starts else np.int32(0) for a in range(x.ndim)]
-
-
-def _indices(starts: dict[int, Array], tile: Tile, runs: int | None) -> Array:
-  """[W, number of axes], or [W, r, number of axes]."""
-  shape = (tile.lanes,) if runs is None else starts[runs].shape
-  align = lambda x: x[:, None] if x.ndim == 1 < len(shape) else x
-  return jnp.stack([jnp.broadcast_to(align(start), shape) for start in starts.values()], -1)
-
-
-def _scattered(x: Array, starts: dict[int, Array], first: int) -> lax.ScatterDimensionNumbers:
-  return lax.ScatterDimensionNumbers(update_window_dims=tuple(range(first, first + x.ndim)),
-                                     inserted_window_dims=(),
-                                     scatter_dims_to_operand_dims=tuple(starts))

@@ -22,10 +22,11 @@ import numpy as np
 
 from attn import axes
 from attn import call as calls
-from attn import checks, layout, softmax
+from attn import checks, layout, slices, softmax
 from attn.axes import Array
 from attn.call import Call, Spec
-from attn.layout import Part, Plan, Tile
+from attn.layout import Part, Plan
+from attn.slices import Names, Tile
 from attn.softmax import State
 
 
@@ -48,6 +49,8 @@ class _Rows(NamedTuple):
 # The axes, after the leading ones, of every field of a Call, State, _Inputs or _Rows.
 _LETTERS = calls.LETTERS | dict(
     weighted='KGTH', d_output='KGTH', max='KGT', sum='KGT', log_sum='KGT', shift='KGT')
+_PER_TOKEN = ('query_positions', 'key_positions', 'query_segments', 'key_segments', 'query_index',
+              'key_index')
 # The loop keeps these as callers have them, T or S ahead of the heads, so that only tiles are
 # transposed, in the cache.
 _LARGE = ('query', 'key', 'value', 'weighted', 'd_output')
@@ -119,6 +122,9 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan],
 
   def compute(rule: Spec, plan: Plan, call: Call, tile: Tile) -> tuple[Call, Array, Array | None]:
     part = _cut(call, tile, spec)
+    # Else XLA may read these few from the whole arrays again for every logit.
+    part = part._replace(**lax.optimization_barrier(
+        {name: getattr(part, name) for name in _PER_TOKEN if getattr(part, name) is not None}))
     part = part._replace(bias=_bias(call.bias, call, part, tile))
     if plan.listed:
       part = part._replace(key_index=plan.there(part.key_index, tile))
@@ -138,7 +144,7 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan],
       return new if old is None else softmax.merge(old, new)
 
     new = _if_reached(rule, call, tile, look, lambda: old)
-    return (_paste(layout.write, state, new, tile, spec), call, steps), None
+    return (_paste(slices.write, state, new, tile, spec), call, steps), None
 
   def forward(inputs: _Inputs, call: Call, steps: Any) -> tuple[Array, Array, Array]:
     call = call._replace(**inputs._asdict())
@@ -171,12 +177,12 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan],
         (call, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look))))[1]
     parts = _if_reached(rule, call, tile, look, zeros)
     keys = dict(query=None, bias=None)
-    new = _paste(layout.add, grads._replace(**keys), parts._replace(**keys), tile, spec)
-    how = layout.write if plan.once else layout.add
+    new = _paste(slices.add, grads._replace(**keys), parts._replace(**keys), tile, spec)
+    how = slices.write if plan.once else slices.add
     new = new._replace(query=_place(how, 'query', grads.query, parts.query, tile, spec))
     if checks.is_array(call.bias):
       new = new._replace(
-          bias=layout.add(grads.bias, parts.bias, _names('bias', grads.bias, spec), tile))
+          bias=slices.add(grads.bias, parts.bias, _names('bias', grads.bias, spec), tile))
     else:
       new = new._replace(bias=jax.tree.map(jnp.add, grads.bias, parts.bias))
     return (new, call, rows, steps), None
@@ -245,7 +251,7 @@ def _heads_first(name: str, x: Array, spec: Spec) -> Array:
   return jnp.moveaxis(x, _first(name, spec), -2) if name in _LARGE else x
 
 
-def _names(name: str, x: Any, spec: Spec) -> layout.Names:
+def _names(name: str, x: Any, spec: Spec) -> Names:
   """The names of an array's axes in the loop."""
   names: list[Any] = [*range(x.ndim - len(_LETTERS[name])), *_LETTERS[name]]
   if name in _LARGE:
@@ -255,7 +261,7 @@ def _names(name: str, x: Any, spec: Spec) -> layout.Names:
 
 def _cut(tree: Any, tile: Tile, spec: Spec) -> Any:
   """The parts of a NamedTuple's arrays in a tile, heads first, behind an axis of pairs."""
-  one = lambda name, x: _heads_first(name, layout.read(x, _names(name, x, spec), tile), spec)
+  one = lambda name, x: _heads_first(name, slices.read(x, _names(name, x, spec), tile), spec)
   parts = {
       name: one(name, x)
       for name, x in tree._asdict().items()
@@ -287,7 +293,7 @@ def _if_reached(rule: Spec, call: Call, tile: Tile, look: Callable[[], Any],
   """look(), unless positions known only now put everything out of reach."""
   if not rule.skip or rule.visible is None:
     return look()
-  query, key = (layout.read(x, _names(name, x, rule), tile)
+  query, key = (slices.read(x, _names(name, x, rule), tile)
                 for name, x in (('query_positions', call.query_positions), ('key_positions',
                                                                             call.key_positions)))
   reached = rule.visible.reaches(query.min(-1), query.max(-1), key.min(-1), key.max(-1))
@@ -299,7 +305,7 @@ def _bias(bias: Any, call: Call, part: Call, tile: Tile) -> Array | None:
   if bias is None or checks.is_array(bias):
     return part.bias
   table = calls.position_bias(bias, part, call.query.shape[-3:-1])
-  return layout.heads(table, tile)
+  return slices.heads(table, tile)
 
 
 def _bias_gradient(d_logits: Array, call: Call, part: Call, tile: Tile) -> Any:
