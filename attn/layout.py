@@ -14,7 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from attn import checks, masks
+from attn import checks
 from attn.axes import Array
 from attn.call import Call, Spec, along, fill
 from attn.masks import Predicate
@@ -139,29 +139,6 @@ def whole(call: Call, spec: Spec, block_size: int | None) -> tuple[Part, ...]:
   """All pairs that the call's predicate lets see, as one part."""
   T, S = call.lengths
   return (Part(spec.visible, cut(0, T, block_size), cut(0, S, block_size)),)
-
-
-def with_global(length: int, near: Part, size: int, numbers: tuple[int, ...],
-                is_causal: bool) -> tuple[Part, ...]:
-  """The keys that are near; those of global blocks; and for queries there all other keys.
-
-  So a global block costs what it holds and not whole tiles. Positions are the default ones.
-
-  Args:
-    length: T.
-    near: what a query that is not global sees of keys that are not.
-    size, numbers: the global blocks.
-  """
-  assert near.visible is not None
-  first = cut(0, size, None, exact=True)
-  blocks = Tiles(np.concatenate([n * size + first.starts for n in numbers]), first.size)
-  every = cut(0, length, None)
-  visible = near.visible & masks.outside_blocks(size, numbers, query_too=True)
-  if is_causal:
-    causal = masks.causal()
-    return near._replace(visible=causal & visible), Part(causal, every, blocks)
-  return (near._replace(visible=visible), Part(None, every, blocks),
-          Part(masks.outside_blocks(size, numbers), blocks, every))
 
 
 def arrange(call: Call, spec: Spec, parts: Sequence[Part],

@@ -231,10 +231,11 @@ class _GlobalBlock(Predicate):
 
 @dataclasses.dataclass(frozen=True)
 class _OutsideBlocks(Predicate):
-  """Key, and query if asked, in none of some blocks of `size` positions."""
+  """Query, key or both in none of some blocks of `size` positions."""
   size: int
   numbers: tuple[int, ...]
-  query_too: bool
+  query: bool
+  key: bool
 
   def _outside(self, x):
     inside = x != x
@@ -242,17 +243,16 @@ class _OutsideBlocks(Predicate):
       inside = inside | (x // self.size == number)
     return ~inside
 
+  def _both(self, query, key):
+    return (query if self.query else query == query) & (key if self.key else key == key)
+
   def __call__(self, query, key):
-    query_counts = self._outside(query) if self.query_too else query == query
-    return query_counts & self._outside(key)
+    return self._both(self._outside(query), self._outside(key))
 
   def reaches(self, first_query, last_query, first_key, last_key):
-
-    def some(first, last):
-      return self._outside(first) | self._outside(last) | (first // self.size != last // self.size)
-
-    keys = some(first_key, last_key) & (first_query == first_query)
-    return keys & some(first_query, last_query) if self.query_too else keys
+    some = lambda first, last: (self._outside(first) | self._outside(last) |
+                                (first // self.size != last // self.size))
+    return self._both(some(first_query, last_query), some(first_key, last_key))
 
   def fills(self, first_query, last_query, first_key, last_key):
 
@@ -262,8 +262,7 @@ class _OutsideBlocks(Predicate):
         clear = clear & ((last // self.size < number) | (first // self.size > number))
       return clear
 
-    keys = none(first_key, last_key) & (first_query == first_query)
-    return keys & none(first_query, last_query) if self.query_too else keys
+    return self._both(none(first_query, last_query), none(first_key, last_key))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -350,9 +349,12 @@ def global_block(size: int, number: int) -> Predicate:
   return _GlobalBlock(check_int('size', size, 1), check_int('number', number, 0))
 
 
-def outside_blocks(size: int, numbers: tuple[int, ...], query_too: bool = False) -> Predicate:
-  """Keys in none of the blocks `numbers` of `size` positions; with query_too, queries neither."""
-  return _OutsideBlocks(check_int('size', size, 1), tuple(numbers), query_too)
+def outside_blocks(size: int,
+                   numbers: tuple[int, ...],
+                   query: bool = False,
+                   key: bool = False) -> Predicate:
+  """Queries, keys or both in none of the blocks `numbers` of `size` positions."""
+  return _OutsideBlocks(check_int('size', size, 1), tuple(numbers), query, key)
 
 
 def listed_blocks(size: int, blocks: ArrayLike) -> Predicate:

@@ -15,7 +15,7 @@ from tests.points import uniform
 from tests.rows import ROWS
 
 by_row = pytest.mark.parametrize('row', ROWS, ids=lambda row: row.id)
-by_direction = pytest.mark.parametrize('direction', ['forward', 'gradient'])
+DIRECTIONS = ('forward', 'gradient')
 CAUSAL = [row for row in ROWS if row.is_causal]
 
 
@@ -25,38 +25,39 @@ def done(request, record_property):
   refusal.
   """
 
-  def note(row, point, direction, outcome='compared'):
-    record_property('contract', (row.id, point, direction, outcome))
+  def note(row, point, *directions, outcome='compared'):
+    for direction in directions:
+      record_property('contract', (row.id, point, direction, outcome))
 
   return note
 
 
-def results(case: harness.Case, direction: str, fresh: bool = False) -> list[np.ndarray]:
-  """The output, or the gradients in query, key and value; fresh: compiled anew."""
-  if direction == 'forward':
-    return [np.asarray(harness.forward(case, fresh))]
-  grads = harness.backward(case, harness.random_dout(case), fresh)[1]
-  return [np.asarray(grads[name]) for name in ('query', 'key', 'value')]
+def results(case: harness.Case, fresh: bool = False) -> list[np.ndarray]:
+  """The output and the gradients in query, key and value; fresh: compiled anew.
+
+  That the output is the same without gradients is shown in conformance_test.py.
+  """
+  out, grads = harness.backward(case, harness.random_dout(case), fresh)
+  return [np.asarray(out)] + [np.asarray(grads[name]) for name in ('query', 'key', 'value')]
 
 
 def changed(case: harness.Case, **arrays) -> harness.Case:
   return case._replace(arrays=case.arrays | arrays)
 
 
-@by_direction
 @by_row
-def test_batch_rows_do_not_touch_each_other(row, direction, done):
+def test_batch_rows_do_not_touch_each_other(row, done):
   """Row 0 keeps every bit when row 1 has another mask, other numbers, or NaN."""
   mask = uniform((2, 1, 1, T), .7)
   case = make(row, qkv() | {'mask': mask}, 'key_mask')
   other = np.stack([mask[0], ~mask[1]])
   numbers = {name: np.stack([a[0], 3 * a[1] + 1]) for name, a in qkv().items()}
   broken = {name: np.stack([a[0], np.full_like(a[1], np.nan)]) for name, a in qkv().items()}
-  before = results(case, direction)
+  before = results(case)
   for arrays in ({'mask': other}, numbers, broken, broken | {'mask': other}):
-    for found, expected in zip(results(changed(case, **arrays), direction), before):
+    for found, expected in zip(results(changed(case, **arrays)), before):
       np.testing.assert_array_equal(found[0], expected[0])
-  done(row, 'batch rows independent', direction)
+  done(row, 'batch rows independent', *DIRECTIONS)
 
 
 @pytest.mark.parametrize('row', CAUSAL, ids=lambda row: row.id)
@@ -108,20 +109,18 @@ def test_an_encoder_sees_the_future(row, done):
   done(row, 'not causal is not causal', 'gradient')
 
 
-@by_direction
 @by_row
-def test_same_call_same_bits(row, direction, done):
+def test_same_call_same_bits(row, done):
   """Two compilations of one call agree in every bit."""
   case = make(row)
-  first, second = results(case, direction), results(case, direction, fresh=True)
+  first, second = results(case), results(case, fresh=True)
   for found, expected in zip(second, first):
     np.testing.assert_array_equal(found, expected)
-  done(row, 'deterministic', direction)
+  done(row, 'deterministic', *DIRECTIONS)
 
 
-@by_direction
 @by_row
-def test_queries_that_see_nothing_get_exact_zeros(row, direction, done):
+def test_queries_that_see_nothing_get_exact_zeros(row, done):
   """Also where their keys hold NaN; the other queries are as if those rows were not there."""
   mask = np.ones((2, 1, 1, T), bool)
   mask[1] = False
@@ -129,36 +128,35 @@ def test_queries_that_see_nothing_get_exact_zeros(row, direction, done):
   for name in ('key', 'value'):
     arrays[name][1] = np.nan
   case = make(row, arrays | {'mask': mask}, 'key_mask')
-  for found in results(case, direction):
+  for found in results(case):
     np.testing.assert_array_equal(found[1], np.zeros_like(found[1]))
     assert np.isfinite(found[0]).all() and np.abs(found[0]).max() > 0.
-  done(row, 'sees nothing: exact zeros', direction)
+  done(row, 'sees nothing: exact zeros', *DIRECTIONS)
 
 
-@by_direction
 @by_row
-def test_zeros_for_queries_of_a_dense_mask(row, direction, done):
+def test_zeros_for_queries_of_a_dense_mask(row, done):
   mask = np.ones((1, 1, T, T), bool)
   mask[:, :, [0, 4, 10]] = False
   case = make(row, qkv() | {'mask': mask}, 'dense_mask')
   if harness.missing(case):
     harness.assert_refused(case)
-    done(row, 'some queries see nothing', direction, 'refused')
+    done(row, 'some queries see nothing', *DIRECTIONS, outcome='refused')
     return
-  found = results(case, direction)[0]  # the output, or the gradient of the query
-  np.testing.assert_array_equal(found[:, [0, 4, 10]], np.zeros_like(found[:, [0, 4, 10]]))
-  assert all(np.isfinite(array).all() for array in results(case, direction))
-  done(row, 'some queries see nothing', direction)
+  found = results(case)
+  for array in found[:2]:  # the output, and the gradient of the query
+    np.testing.assert_array_equal(array[:, [0, 4, 10]], np.zeros_like(array[:, [0, 4, 10]]))
+  assert all(np.isfinite(array).all() for array in found)
+  done(row, 'some queries see nothing', *DIRECTIONS)
 
 
-@by_direction
 @by_row
-def test_extreme_inputs_stay_finite(row, direction, done):
+def test_extreme_inputs_stay_finite(row, done):
   """Logits of about +-1e4, and values of 1e4."""
   arrays = {name: 100. * array for name, array in qkv().items()}
-  for found in results(make(row, arrays), direction):
+  for found in results(make(row, arrays)):
     assert np.isfinite(found).all()
-  done(row, 'extreme inputs finite', direction)
+  done(row, 'extreme inputs finite', *DIRECTIONS)
 
 
 @by_row

@@ -6,6 +6,7 @@ Most of a test is compilation of a program that runs on a few numbers, so the co
 to try hard, in the programs that tests start too.
 """
 
+import gc
 import importlib.metadata
 import os
 from pathlib import Path
@@ -25,14 +26,30 @@ import pytest  # noqa: E402
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
+# Tracing makes many small objects that stay: looking through them all again and again for garbage
+# takes a twentieth of the time.
+gc.set_threshold(100_000, 50, 100)
+compiled = 0
+
+
+def _count(event: str, seconds: float, **kwargs) -> None:
+  global compiled
+  compiled += event == '/jax/core/compile/backend_compile_duration'
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
 
 @pytest.fixture(autouse=True)
 def free_programs():
   """Drops compiled programs before the process runs out of memory maps.
 
   Linux grants 65530, a program takes about a hundred, and past the limit the next compilation
-  aborts the whole run.
+  aborts the whole run. Counting maps takes a while, so it is done after some compilations only.
   """
+  global compiled
   yield
-  if MAPS.exists() and MAPS.read_bytes().count(b'\n') > 20_000:
-    jax.clear_caches()
+  if compiled >= 50 and MAPS.exists():
+    compiled = 0
+    if MAPS.read_bytes().count(b'\n') > 30_000:
+      jax.clear_caches()

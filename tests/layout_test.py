@@ -1,8 +1,11 @@
 """The layout visits every pair that a pattern lets see, once, and no other."""
 
+import attn
 from attn import call as calls
 from attn import layout
 from attn import masks
+from attn.variants import bigbird
+from attn.variants import longformer
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -99,16 +102,33 @@ def test_a_band_is_read_at_once():
 @pytest.mark.parametrize('is_causal', [False, True])
 @pytest.mark.parametrize('number', [1, 5, 16, 100])
 def test_global_keys_once(number, is_causal):
-  for block, length in ((3, 30), (8, 31), (16, 16), (None, 7)):
-    near, band = masks.window(3, 0 if is_causal else 2), layout.cut(0, length, block)
+  for block, length in ((3, 30), (8, 31), (16, 16), (64, 7)):
+    near = masks.window(3, 0 if is_causal else 2)
     call, spec = prepared(length, near)
-    parts = layout.with_global(length, layout.Part(near, band, band), min(number, length), (0,),
-                               is_causal)
+    parts = longformer.global_parts(length, near, min(number, length), is_causal, block)
     whole = near | masks.global_tokens(number)
     counts = visits(call, spec, parts, 50)[:length, :length]
     np.testing.assert_array_equal(counts,
                                   expected(length,
                                            masks.causal() & whole if is_causal else whole))
+
+
+@pytest.mark.parametrize('is_causal', [False, True])
+def test_blocks_once(is_causal):
+  """BigBird's: near, global and random ones, also where they are the same."""
+  rng = np.random.default_rng(2)
+  for size, length in ((1, 9), (3, 20), (4, 16), (5, 5), (8, 9)):
+    number = -(-length // size)
+    blocks = rng.integers(-1, number + 1, (number, 3)).astype(np.int32)
+    call, spec = prepared(length, None)
+    chosen = bigbird.choose(jnp.asarray(blocks), is_causal)[None]
+    counts = visits(call, spec, bigbird.parts(length, size, chosen, is_causal), 50)
+    wanted = attn.VARIANTS['bigbird'].visibility(length,
+                                                 length,
+                                                 is_causal=is_causal,
+                                                 block_size=size,
+                                                 random_blocks=blocks)
+    np.testing.assert_array_equal(counts[:length, :length], np.asarray(wanted).astype(int))
 
 
 @pytest.mark.parametrize('heads', [1, 3])

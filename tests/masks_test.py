@@ -20,6 +20,12 @@ PREDICATES = {
                                                        [2,
                                                         2]])), lambda t, s: 0 <= t < 9 and s // 3 in
                       ((1,), (0, 2), (2,))[t // 3]),
+    'apart': (masks.apart(2), lambda t, s: abs(t - s) >= 2),
+    'keys outside': (masks.outside_blocks(2, (0, 3), key=True), lambda t, s: s // 2 not in (0, 3)),
+    'queries outside': (masks.outside_blocks(2, (1,), query=True), lambda t, s: t // 2 != 1),
+    'both outside': (masks.outside_blocks(3, (0, 2), query=True,
+                                          key=True), lambda t, s: t // 3 not in
+                     (0, 2) and s // 3 not in (0, 2)),
     'global': (masks.global_tokens(2), lambda t, s: t < 2 or s < 2),
 }
 POSITIONS = {

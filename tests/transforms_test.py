@@ -1,5 +1,7 @@
 """jit, vmap, grad, checkpoint, scan, jvp, and their nestings, for every row."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,16 @@ NAMES = ('query', 'key', 'value')
 
 
 def setup(row):
-  """The function of (query, key, value, mask) alone, and its arguments."""
+  """The function of (query, key, value, mask) alone, and its arguments; the same for all tests.
+
+  So that jax compiles `forward` and `value_and_grad` of it once.
+  """
+  return _setup(row.id)
+
+
+@functools.cache
+def _setup(name):
+  (row,) = (row for row in ROWS if row.id == name)
   arrays = qkv(**SMALL) | {'mask': uniform((3, 1, 1, 7), .7)}
   case = make(row, arrays)
   arguments = harness.to_library(case)
@@ -40,6 +51,16 @@ def setup(row):
 
 def loss_of(function):
   return lambda *arguments: jnp.sum(jnp.sin(function(*arguments)))
+
+
+@functools.cache
+def forward(function):
+  return harness.jit(function)
+
+
+@functools.cache
+def value_and_grad(function):
+  return harness.jit(jax.value_and_grad(loss_of(function), argnums=(0, 1, 2)))
 
 
 def assert_same(found, expected, factor=1.):
@@ -65,10 +86,9 @@ def test_a_second_call_does_not_compile(row):
 @by_row
 def test_vmap_equals_a_loop_and_the_leading_axis(row):
   function, arguments = setup(row)
-  whole = harness.jit(function)(*arguments)
+  whole, single = forward(function)(*arguments), forward(function)
   mapped = harness.jit(jax.vmap(function))(*arguments)
   assert_same(mapped, whole)
-  single = harness.jit(function)
   assert_same(jnp.stack([single(*[a[i] for a in arguments]) for i in range(3)]), whole)
 
 
@@ -76,14 +96,14 @@ def test_vmap_equals_a_loop_and_the_leading_axis(row):
 def test_vmap_of_grad_of_jit(row):
   function, arguments = setup(row)
   grad = lambda f: jax.grad(loss_of(f), argnums=(0, 1, 2))
-  expected = harness.jit(grad(function))(*arguments)
+  expected = value_and_grad(function)(*arguments)[1]
   assert_same(jax.vmap(grad(jax.jit(function)))(*arguments), expected)
 
 
 @by_row
 def test_checkpoint_changes_nothing(row):
   function, arguments = setup(row)
-  expected = harness.jit(jax.value_and_grad(loss_of(function), argnums=(0, 1, 2)))(*arguments)
+  expected = value_and_grad(function)(*arguments)
   found = harness.jit(jax.value_and_grad(loss_of(jax.checkpoint(function)),
                                          argnums=(0, 1, 2)))(*arguments)
   assert_same(found, expected)
@@ -156,7 +176,7 @@ def test_vmap_over_masks_alone(row):
   function, (query, key, value, mask) = setup(row)
   masks = jnp.stack([mask, ~mask])
   mapped = harness.jit(jax.vmap(function, in_axes=(None, None, None, 0)))(query, key, value, masks)
-  single = harness.jit(function)
+  single = forward(function)
   assert_same(mapped, jnp.stack([single(query, key, value, m) for m in masks]))
 
 

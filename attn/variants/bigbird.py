@@ -11,7 +11,7 @@ import numpy as np
 from attn import call as calls
 from attn import checks, layout, masks, tiles
 from attn.axes import Array, ArrayLike, Dims
-from attn.layout import Part
+from attn.layout import Part, Tiles
 from attn.masks import Predicate
 from attn.positions import PositionBias
 
@@ -85,7 +85,7 @@ def bigbird_attention(
     raise ValueError(
         f'random_blocks must list {-(-dims.T // size)} blocks of block_size = {size} for T = '
         f'{dims.T}; got {given.shape}, which lists {number}')
-  chosen = _choose(random_blocks, is_causal)  # [N or 1, blocks, r]
+  chosen = choose(random_blocks, is_causal)  # [N or 1, blocks, r]
   heads = (dims.K, dims.G) if chosen.shape[0] > 1 else (1, 1)
   chosen = chosen.reshape(*heads, *chosen.shape[1:])
   if not dims.T or not dims.S:
@@ -96,13 +96,26 @@ def bigbird_attention(
     lists = jnp.take(chosen, own, 2, mode='fill', fill_value=-1)
     call = call._replace(query_blocks=jnp.moveaxis(lists, (0, 1), (-4, -3)))
     return tiles.output(call, spec._replace(block=size), tiles.band_block(2 * size, None))
-  last = () if is_causal or number < 2 else (number - 1,)
+  return tiles.output(call, spec, parts=parts(dims.T, size, chosen, is_causal))
+
+
+def parts(length: int, size: int, chosen: Array, is_causal: bool) -> tuple[Part, ...]:
+  """Near blocks; chosen and global ones, listed; and all of them for queries of global blocks."""
+  number = chosen.shape[-2]
+  ends = (0,) if is_causal or number < 2 else (0, number - 1)
   blocks = layout.cut(0, number * size, size)
-  near = Part(masks.near_blocks(size), layout.cut(0, dims.T, 2 * size), blocks)
-  parts = layout.with_global(dims.T, near, size, (0, *last), is_causal)
-  if chosen.shape[-1]:
-    parts += (Part(None, blocks, blocks, chosen),)
-  return tiles.output(call, spec, parts=parts)
+  near = masks.near_blocks(size)
+  near = masks.causal() & near if is_causal else near & masks.outside_blocks(size, ends, query=True)
+  found: tuple[Part, ...] = (Part(near, layout.cut(0, length, 2 * size), blocks),)
+  own = np.arange(number, dtype=np.int32)
+  listed = [np.where(abs(own - end) > 1, end, -1) for end in ends]
+  if not is_causal:
+    listed = [np.where(np.isin(own, ends), -1, x) for x in listed]
+    rows = Tiles(size * np.array(ends), size)
+    found += (Part(None, rows, layout.cut(0, length, None)),)
+  columns = jnp.broadcast_to(jnp.asarray(np.stack(listed, -1), jnp.int32),
+                             (*chosen.shape[:-1], len(ends)))
+  return (*found, Part(None, blocks, blocks, jnp.concatenate([columns, chosen], -1)))
 
 
 def _check_blocks(blocks: ArrayLike) -> Array:
@@ -136,7 +149,7 @@ def predicate(*, is_causal: bool, block_size: int, random_blocks: ArrayLike) -> 
   return masks.causal() & seen if is_causal else seen
 
 
-def _choose(blocks: Array, is_causal: bool) -> Array:
+def choose(blocks: Array, is_causal: bool) -> Array:
   """Blocks [N or 1, blocks, r] with -1 for those that are seen anyway, twice there, or none."""
   blocks = blocks if blocks.ndim == 3 else blocks[None]
   number, r = blocks.shape[-2:]

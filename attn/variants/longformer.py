@@ -6,6 +6,8 @@ from attn import call as calls
 from attn import layout, masks, tiles
 from attn.axes import Array, ArrayLike
 from attn.checks import check_window
+from attn.layout import Part
+from attn.masks import Predicate
 from attn.positions import PositionBias
 
 
@@ -75,7 +77,22 @@ def longformer_attention(
                                    masks.global_tokens(num_global))
   block, parts = tiles.band_block(max(left, right), block_size), None
   if query_positions is None and key_positions is None and num_global and dims.T:
-    band = layout.cut(0, dims.T, block)
-    parts = layout.with_global(dims.T, layout.Part(masks.window(left, right), band, band),
-                               min(num_global, dims.T), (0,), is_causal)
+    parts = global_parts(dims.T, masks.window(left, right), min(num_global, dims.T), is_causal,
+                         block)
   return tiles.output(call, spec, block, step_size, parts)
+
+
+def global_parts(length: int, near: Predicate, number: int, is_causal: bool,
+                 block_size: int) -> tuple[Part, ...]:
+  """The keys that are near, the global ones, and for global queries all others.
+
+  So a global token costs itself and not whole tiles.
+  """
+  causal = (lambda p: masks.causal() & p) if is_causal else (lambda p: p)
+  band, every = layout.cut(0, length, block_size), layout.cut(0, length, None)
+  tokens = layout.cut(0, number, None, exact=True)
+  rest = near & masks.outside_blocks(number, (0,), query=True, key=True)
+  parts = (Part(causal(rest), band, band), Part(masks.causal() if is_causal else None, every,
+                                                tokens))
+  others = Part(masks.outside_blocks(number, (0,), key=True), tokens, every)
+  return parts if is_causal else (*parts, others)
