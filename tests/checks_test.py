@@ -2,6 +2,7 @@
 NotImplementedError.
 """
 
+import functools
 import inspect
 
 import attn
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.harness import jit
 from tests.points import qkv
 from tests.points import T
 
@@ -80,10 +82,11 @@ def test_signature_is_a_drop_in(name):
 def test_positional_arguments_and_the_table_give_the_same(name):
   arrays = [jnp.asarray(array) for array in qkv().values()]
   mask = jnp.asarray(np.arange(T)[None, None, None] < 8)
-  direct = PUBLIC[name](*arrays, None, mask, **OWN[name])
+  direct = jit(functools.partial(PUBLIC[name], **OWN[name]))(*arrays, None, mask)
   params = {k: v for k, v in OWN[name].items() if isinstance(v, np.ndarray)}
   options = {k: v for k, v in OWN[name].items() if k not in params}
-  row = attn.VARIANTS[name].apply(params, *arrays, None, mask, **options)
+  apply = functools.partial(attn.VARIANTS[name].apply, params, **options)
+  row = jit(apply)(*arrays, None, mask)
   np.testing.assert_array_equal(direct, row)
 
 

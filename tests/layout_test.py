@@ -6,6 +6,7 @@ from attn import layout
 from attn import masks
 from attn.variants import bigbird
 from attn.variants import longformer
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -37,13 +38,33 @@ def prepared(length, visible, positions=None, heads=2):
                                 dropout_rate=0.,
                                 dropout_rng=None,
                                 pattern=visible)
-  return call, spec
+  shapes = {  # nothing here reads more of them
+      name: jax.ShapeDtypeStruct(getattr(call, name).shape, np.float32)
+      for name in ('query', 'key', 'value')
+  }
+  return call._replace(**shapes), spec
+
+
+def arranged(call, spec, parts, step_size):
+  """What layout.arrange returns, as NumPy, compiled as one program where tiles are listed."""
+  if all(part.listed is None for part in parts):
+    return layout.arrange(call, spec, parts, step_size)
+  kept = []
+
+  def trace(lists):
+    some = [part._replace(listed=listed) for part, listed in zip(parts, lists)]
+    *static, steps = layout.arrange(call, spec, some, step_size)
+    kept.append(static)
+    return steps
+
+  steps = jax.jit(trace)([part.listed for part in parts])
+  return *kept[0], steps
 
 
 def visits(call, spec, parts, step_size, head=0):
   """How often each pair is counted for a head, [T, S]; checks what a Plan promises."""
-  call, loops, steps = layout.arrange(call, spec, parts, step_size)
-  T, S = call.lengths
+  call, loops, steps = arranged(call, spec, parts, step_size)
+  T, S = (x.shape[-1] for x in (call.query_index, call.key_index))
   counts, visited = np.zeros((T, S), int), np.zeros(T, int)
   for (rule, plan), lanes in zip(loops, steps):
     for step in np.asarray(lanes):

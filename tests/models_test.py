@@ -214,7 +214,7 @@ def test_parameters_of_variants():
 def test_initial_parameters():
   built = build('seq2seq', 'linformer', num_layers=2)
   params = jax.jit(built.init)(jax.random.key(0))
-  logits = np.asarray(built.apply(params, built.batch))
+  logits = np.asarray(jax.jit(built.apply)(params, built.batch))
   assert 0.1 < logits.std() < 3  # Neither collapsed nor saturated.
   kernels = [x for path, x in jax.tree_util.tree_leaves_with_path(params) if x.ndim > 1]
   assert all(np.std(x) > 0 for x in kernels)
