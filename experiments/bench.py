@@ -25,7 +25,9 @@ DTYPES = ('float32', 'bfloat16')
 LENGTHS = '1024,2048,4096,8192,16384,32768'
 SHORT: dict[str, Any] = dict(lengths=['512', '1024', '2048'], dtypes=['float32'], rounds=3)
 # What each part reads; a flag that no part reads is refused.
-_GRID = {'batch', 'heads', 'head_dim', 'lengths', 'dtypes', 'variants', 'rounds', 'memory_gb'}
+_GRID = {
+    'batch', 'heads', 'head_dim', 'lengths', 'dtypes', 'variants', 'rounds', 'memory_gb', 'peers'
+}
 READS = {'grid': _GRID, 'claims': {'rounds'}, 'extremes': {'memory_gb'}}
 _HELP = f"""\
 usage: {PROGRAM} [--option=value ...]
@@ -52,6 +54,10 @@ def define() -> flags.FlagValues:
                        flag_values=values)
   flags.DEFINE_string('out', 'bench', 'the folder to write to', flag_values=values)
   flags.DEFINE_list('variants', list(attn.VARIANTS), 'which of ours', flag_values=values)
+  flags.DEFINE_boolean('peers',
+                       True,
+                       'also time implementations that are not ours; without them no claims',
+                       flag_values=values)
   flags.DEFINE_list('lengths', LENGTHS, 'sequence lengths', flag_values=values)
   flags.DEFINE_list('dtypes', list(DTYPES), 'dtypes of the inputs', flag_values=values)
   flags.DEFINE_integer('rounds', 5, 'how often each is timed', **count)
@@ -79,6 +85,7 @@ class Request(NamedTuple):
   heads: int
   head_dim: int
   memory_gb: float
+  peers: bool
 
 
 def parse(argv: Sequence[str]) -> Request | None:
@@ -98,7 +105,7 @@ def parse(argv: Sequence[str]) -> Request | None:
   if given['short']:
     given |= {name: SHORT[name] for name in SHORT if not flag_values[name].present}
   alone = [name for name in ('claims', 'extremes') if given[name]]
-  parts = alone or (['grid'] if given['short'] else ['grid', 'claims'])
+  parts = alone or (['grid'] if given['short'] or not given['peers'] else ['grid', 'claims'])
   if given['short'] and alone:
     raise UserError(f'--short is about the grid, which --{alone[0]} leaves out; give one of them')
   in_use = set().union(*(READS[part] for part in parts))
@@ -129,8 +136,9 @@ def _lengths(texts: Sequence[str]) -> tuple[int, ...]:
 
 def make_grid(request: Request) -> bench_grid.Grid:
   """What the grid measures."""
-  contenders = bench_contenders.ours(request.variants) + bench_contenders.jax_peers()
-  contenders += bench_torch.torch_peers()
+  contenders = bench_contenders.ours(request.variants)
+  if request.peers:
+    contenders += bench_contenders.jax_peers() + bench_torch.torch_peers()
   if request.short:
     few = ('jax.nn', 'torch SDPA')
     contenders = [c for c in contenders if c.is_causal and (c.maker == 'attn' or c.name in few)]

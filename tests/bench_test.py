@@ -346,6 +346,7 @@ def test_names_in_a_picture_keep_their_distance(places):
     ('--rounds=0', 'rounds'),
     ('--claims --lengths=512', '--lengths is not read by --claims'),
     ('--claims --short', '--short'),
+    ('--claims --nopeers', '--peers is not read by --claims'),
     ('short', "unexpected argument 'short'"),
     ('--out=/dev/null/bench --extremes', '/dev/null/bench'),
 ])
@@ -370,6 +371,12 @@ def test_short_is_shorter_and_what_is_given_holds():
   assert {c.name for c in grid.contenders if c.maker == 'attn'} == set(attn.VARIANTS)
   assert bench.parse(['bench']).parts == ('grid', 'claims')
   assert bench.parse(['bench', '--claims', '--extremes']).parts == ('claims', 'extremes')
+
+
+def test_without_peers_only_ours_are_timed():
+  request = bench.parse(['bench', '--nopeers', '--variants=local'])
+  assert request.parts == ('grid',)
+  assert {c.label for c in bench.make_grid(request).contenders} == {'local', 'local causal'}
 
 
 def test_peers_are_pinned_as_in_setup_cfg():

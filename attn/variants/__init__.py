@@ -168,7 +168,7 @@ VARIANTS: dict[str, Variant] = {
                 'Beltagy et al. 2020, https://arxiv.org/abs/2004.05150'),
     'bigbird':
         Variant(bigbird_attention, bigbird.init, bigbird.predicate, ('block_size', 'random_blocks'),
-                ('num_random', 'block_size'), _ALL, 'O(T block_size (5 + r)), memory O(T r)',
+                ('num_random', 'block_size'), _ALL, 'O(T block_size (5 + r)), memory O(T)',
                 'Zaheer et al. 2020, https://arxiv.org/abs/2007.14062'),
     'linformer':
         Variant(linformer_attention, linformer.init, None, ('key_projection', 'value_projection'),
