@@ -1,7 +1,8 @@
 """Which tiles of queries and keys are visited, and how many in a step.
 
-All of it is static and in NumPy: tiles that a pattern leaves empty are left out, those it fills
-need no mask, and a step takes as many heads, batch rows and tiles as suit the platform.
+Tiles that a pattern leaves empty are left out, those it fills need no mask, and a step takes as
+many heads, batch rows and tiles as suit the platform. All of it is static and in NumPy but for
+tiles that are listed, whose places are known at run time.
 """
 
 from collections.abc import Sequence
@@ -91,9 +92,9 @@ class Plan(NamedTuple):
     r = self.listed
     start: dict[Hashable, Array] = {
         'T': starts[:, 0],
-        'S': starts[:, 1:1 + r] if r else starts[:, 1],
-        'listed': starts[:, 1 + r:1 + 2 * r]
+        'S': starts[:, 1:1 + r] if r else starts[:, 1]
     }
+    listed = starts[:, 1 + r:1 + 2 * r] > 0 if r else None
     size: dict[Hashable, int] = {'T': self.C, 'S': self.D}
     names: tuple[Hashable, ...] = tuple(range(len(self.batch)))
     if self.heads:
@@ -105,7 +106,7 @@ class Plan(NamedTuple):
       if c < n:
         start[name], chunk = chunk % (n // c) * c, chunk // (n // c)
         size[name] = c
-    return Tile(start, size, self.W)
+    return Tile(start, size, self.W, listed)
 
   def hold(self, x: Array, tile: Tile) -> Array:
     """x [W, ...] of a tile with zeros for tiles beyond the last one."""
@@ -116,9 +117,13 @@ class Plan(NamedTuple):
 
   def there(self, index: Array, tile: Tile) -> Array:
     """key_index of listed tiles [W, ..., r * D] with -1 for those that are not in the list."""
-    there = jnp.repeat(tile.start['listed'] > 0, self.D, -1)
-    return jnp.where(there.reshape(len(there),
-                                   *(1,) * (jnp.ndim(index) - 2), -1), index, np.int32(-1))
+    assert tile.listed is not None
+    there = jnp.repeat(tile.listed, self.D, -1)
+    there = there.reshape(len(there), *(1,) * (jnp.ndim(index) - 2), -1)
+    return jnp.where(there, index, np.int32(-1))
+
+
+_Loop = tuple[Spec, Plan, Steps]
 
 
 def cut(start: int, stop: int, block_size: int | None, exact: bool = False) -> Tiles:
@@ -155,20 +160,16 @@ def arrange(call: Call, spec: Spec, parts: Sequence[Part],
   for letter, length in zip('TS', lengths):
     call = along(call, letter, functools.partial(fill, length=length))
   spec = spec._replace(padded=spec.padded or lengths[1] > S)
-  rules: list[tuple[Spec, Plan]] = []
-  steps: list[Steps] = []
+  loops: list[_Loop] = []
   for part in parts:
-    if not len(part.queries.starts) or not len(part.keys.starts):
-      continue
-    if part.listed is None:
-      _add_reached(rules, steps, part, call, spec, lengths, step_size)
-    else:
-      _add_listed(rules, steps, part, call, spec, lengths, step_size)
-  return call, tuple(rules), tuple(steps)
+    if len(part.queries.starts) and len(part.keys.starts):
+      make = _reached_loops if part.listed is None else _listed_loop
+      loops += make(part, call, spec, lengths, step_size, not loops)
+  return call, tuple((rule, plan) for rule, plan, _ in loops), tuple(steps for *_, steps in loops)
 
 
-def _add_listed(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part, call: Call,
-                spec: Spec, lengths: tuple[int, int], step_size: int | None) -> None:
+def _listed_loop(part: Part, call: Call, spec: Spec, lengths: tuple[int, int],
+                 step_size: int | None, first: bool) -> list[_Loop]:
   """The loop over query tiles, each with all of its listed key tiles."""
   listed, (T, S) = part.listed, lengths
   assert listed is not None
@@ -189,22 +190,23 @@ def _add_listed(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part, 
       jnp.pad(x, [(0, 0)] * 2 + [(0, missing), (0, 0)], constant_values=end)
       for x, end in zip(columns, (T, 0, 0, 0, 0))
   ]
-  rules.append((spec._replace(visible=part.visible,
-                              padded=True), Plan(C, D, T, S, False, r, heads, batch, share, W)))
-  steps.append(jnp.concatenate(columns, -1).reshape(-1, W, sum(x.shape[-1] for x in columns)))
+  steps = jnp.concatenate(columns, -1)
+  return [(spec._replace(visible=part.visible,
+                         padded=True), Plan(C, D, T, S, first, r, heads, batch, share,
+                                            W), steps.reshape(-1, W, steps.shape[-1]))]
 
 
-def _add_reached(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part, call: Call,
-                 spec: Spec, lengths: tuple[int, int], step_size: int | None) -> None:
+def _reached_loops(part: Part, call: Call, spec: Spec, lengths: tuple[int, int],
+                   step_size: int | None, first: bool) -> list[_Loop]:
   """The loops over the tiles that a part's predicate reaches: first those it does not fill."""
   (T, S), (queries, keys) = lengths, (part.queries, part.keys)
   shape = rows, columns = len(queries.starts), len(keys.starts)
   *batch, G = call.query.shape[:-2]
-  listed = call.query_blocks is not None  # known only at run time, and beside any predicate
-  known = not listed and all(
+  blocks = call.query_blocks is not None  # known only at run time, and beside any predicate
+  known = not blocks and all(
       isinstance(x, np.ndarray) for x in (call.query_positions, call.key_positions))
   rule = spec._replace(visible=part.visible,
-                       skip=part.visible is not None and not (known or listed) and
+                       skip=part.visible is not None and not (known or blocks) and
                        rows * columns > 1)
   reached, every = _reach(call, rule, known, queries, keys)
   joined = np.all(np.diff(keys.starts) == keys.size)
@@ -215,9 +217,10 @@ def _add_reached(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part,
     every = np.zeros_like(every)
   share, W = _share(tuple(batch), G * queries.size * keys.size * run, step_size,
                     -(-min(shape) // run))
-  once = not rules and not rule.skip and bool((reached.sum(1) <= 1).all())
+  once = first and not rule.skip and bool((reached.sum(1) <= 1).all())
   plan = Plan(queries.size, keys.size * run, T, S, once, 0, False, tuple(batch), share, W)
   full = rule._replace(visible=None, padded=False)
+  loops: list[_Loop] = []
   for chosen, how in ((reached & ~every, rule), (reached & every, full)):
     if chosen.any():
       pairs = _in_steps(np.argwhere(chosen), W, shape, run)
@@ -225,8 +228,8 @@ def _add_reached(rules: list[tuple[Spec, Plan]], steps: list[Steps], part: Part,
           np.append(x, end)[np.minimum(pairs[..., axis], len(x))]
           for axis, (x, end) in enumerate(((queries.starts, T), (keys.starts, S)))
       ], -1)
-      rules.append((how, plan))
-      steps.append(starts.astype(np.int32))
+      loops.append((how, plan, starts.astype(np.int32)))
+  return loops
 
 
 def _reach(call: Call, spec: Spec, known: bool, queries: Tiles,

@@ -16,13 +16,15 @@ Names = tuple[Hashable, ...]  # of an array's axes: numbers for leading ones, el
 class Tile(NamedTuple):
   """A part of every axis, by the axis's name: a number for leading axes, else a letter.
 
-  starts of T and S, and of K and G if `Plan.heads`, are [W], one for each of the tiles, or [W, r]
-  for S where a tile has r runs of keys, each of the size given; axes that are not named are taken
-  whole.
+  start: of T and S, and of K and G if `Plan.heads`, [W], one for each of the tiles, or [W, r] for S
+    where a tile has r runs of keys, each of the size given; axes not named are taken whole.
+  lanes: W.
+  listed: bool [W, r], which of the runs are there; None: all.
   """
   start: dict[Hashable, Array]
   size: dict[Hashable, int]
   lanes: int
+  listed: Array | None = None
 
 
 def read(x: Any, names: Names, tile: Tile) -> Array:

@@ -176,8 +176,7 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan],
     zeros = lambda: axes.vary_alike(
         (call, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look))))[1]
     parts = _if_reached(rule, call, tile, look, zeros)
-    keys = dict(query=None, bias=None)
-    new = _paste(slices.add, grads._replace(**keys), parts._replace(**keys), tile, spec)
+    new = _paste(slices.add, grads._replace(query=None, bias=None), parts, tile, spec)
     how = slices.write if plan.once else slices.add
     new = new._replace(query=_place(how, 'query', grads.query, parts.query, tile, spec))
     if checks.is_array(call.bias):

@@ -157,8 +157,9 @@ def run(request: Request, arguments: Sequence[str]) -> int:
   """Measures, writes and prints; returns 1 if one of ours failed."""
   folder = Path(request.out)
   folder.mkdir(parents=True, exist_ok=True)
+  with_peers = request.peers and request.parts != ('extremes',)
   result: dict[str, Any] = dict(circumstances=bench_report.circumstances(arguments),
-                                missing=bench_torch.missing())
+                                missing=bench_torch.missing() if with_peers else {})
 
   def save(grid: dict[str, Any]) -> None:
     bench_report.write(result | dict(grid=grid), folder)

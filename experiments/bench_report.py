@@ -117,9 +117,10 @@ def _grid(grid: dict[str, Any]) -> list[str]:
         _by_length(cells, lambda c: _number(c['temp_bytes'], 1e-6, '.4g')),
         'GFLOP of its matrix products (share of the rate of one large product).',
         _by_length(cells, _work),
-        _summary(chosen(grid['growth']), chosen(grid['errors'])), _NOTES,
-        _efficiency(chosen(grid['efficiency']))
+        _summary(chosen(grid['growth']), chosen(grid['errors'])), _NOTES
     ]
+    if compared := chosen(grid['efficiency']):  # none where nothing dense was measured
+      parts.append(_efficiency(compared))
   skipped = [
       f'- {c["label"]}, T {c["length"]}, {c["direction"]}, {c["dtype"]}: {c["skipped"]}'
       for c in grid['cells']

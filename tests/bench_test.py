@@ -379,6 +379,15 @@ def test_without_peers_only_ours_are_timed():
   assert {c.label for c in bench.make_grid(request).contenders} == {'local', 'local causal'}
 
 
+def test_a_report_without_peers_does_not_speak_of_them(tmp_path, capsys):
+  line = f'--nopeers --variants=local --lengths=8,16 --dtypes=float32 --rounds=1 --out={tmp_path}'
+  assert bench.main(['bench', *line.split()]) == 0
+  text = (tmp_path / 'bench.md').read_text()
+  assert '| local causal |' in text and 'growth, time' in text
+  assert 'jax.nn' not in text and 'below dense' not in text and 'not installed' not in text
+  capsys.readouterr()
+
+
 def test_peers_are_pinned_as_in_setup_cfg():
   setup = configparser.ConfigParser(interpolation=None)
   setup.read(SETUP)

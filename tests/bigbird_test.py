@@ -65,8 +65,11 @@ def test_numbers_that_are_no_block_list_none():
   none = call(np.full((6, 2), -1, np.int32))
   for number in (6, 1000, -7):
     np.testing.assert_array_equal(call(np.full((6, 2), number, np.int32)), none)
-  # As many terms, but summed in another order.
+  # A list of no width: as many terms, but summed in another order, which rounds.
   np.testing.assert_allclose(call(np.zeros((6, 0), np.int32)), none, atol=2e-6)
+  arrays = [jnp.zeros_like(arrays[0]), arrays[1], jnp.round(arrays[2])]  # sums of whole numbers
+  np.testing.assert_array_equal(call(np.zeros((6, 0), np.int32)), call(np.full((6, 2), -1,
+                                                                               np.int32)))
 
 
 @pytest.mark.parametrize('is_causal', [False, True])

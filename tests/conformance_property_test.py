@@ -33,12 +33,13 @@ def done(request, record_property):
 
 
 def results(case: harness.Case, fresh: bool = False) -> list[np.ndarray]:
-  """The output and the gradients in query, key and value; fresh: compiled anew.
+  """The output, without and with gradients, and those in query, key and value.
 
-  That the output is the same without gradients is shown in conformance_test.py.
+  fresh: compiled anew.
   """
   out, grads = harness.backward(case, harness.random_dout(case), fresh)
-  return [np.asarray(out)] + [np.asarray(grads[name]) for name in ('query', 'key', 'value')]
+  grads = [grads[name] for name in ('query', 'key', 'value')]
+  return [np.asarray(x) for x in (harness.forward(case, fresh), out, *grads)]
 
 
 def changed(case: harness.Case, **arrays) -> harness.Case:
@@ -144,7 +145,7 @@ def test_zeros_for_queries_of_a_dense_mask(row, done):
     done(row, 'some queries see nothing', *DIRECTIONS, outcome='refused')
     return
   found = results(case)
-  for array in found[:2]:  # the output, and the gradient of the query
+  for array in found[:3]:  # the output, twice, and the gradient of the query
     np.testing.assert_array_equal(array[:, [0, 4, 10]], np.zeros_like(array[:, [0, 4, 10]]))
   assert all(np.isfinite(array).all() for array in found)
   done(row, 'some queries see nothing', *DIRECTIONS)
