@@ -6,10 +6,10 @@ All functions take arrays first and options by name, work under jit, vmap and gr
 state.
 """
 
-from attn import interop, masks, positions, softmax
+from attn import cache, decoding, interop, masks, positions, sampling, softmax
 from attn.axes import Dims
 from attn.checks import check_qkv
-from attn.variants import CAPABILITIES, VARIANTS, Variant, attention_weights
+from attn.variants import CAPABILITIES, VARIANTS, Variant, attention_weights, state_size
 # Softmax attention over what a pattern lets each query see.
 from attn.variants import (bigbird_attention, bigbird_random_blocks, blockwise_attention,
                            fixed_attention, local_attention, longformer_attention,
@@ -19,8 +19,8 @@ from attn.variants import linformer_attention, orthogonal_features, performer_at
 
 __all__ = [
     'CAPABILITIES', 'Dims', 'VARIANTS', 'Variant', 'attention_weights', 'bigbird_attention',
-    'bigbird_random_blocks', 'blockwise_attention', 'check_qkv', 'fixed_attention', 'interop',
-    'linformer_attention', 'local_attention', 'longformer_attention', 'masks',
-    'orthogonal_features', 'performer_attention', 'positions', 'softmax', 'strided_attention',
-    'vanilla_attention'
+    'bigbird_random_blocks', 'blockwise_attention', 'cache', 'check_qkv', 'decoding',
+    'fixed_attention', 'interop', 'linformer_attention', 'local_attention', 'longformer_attention',
+    'masks', 'orthogonal_features', 'performer_attention', 'positions', 'sampling', 'softmax',
+    'state_size', 'strided_attention', 'vanilla_attention'
 ]

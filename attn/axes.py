@@ -42,6 +42,11 @@ def wide(dtype: Any) -> Any:
   return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
+def ranked(x: Any, rank: int) -> Any:
+  """x with axes of 1 in front, up to rank."""
+  return x.reshape((1,) * (rank - x.ndim) + x.shape)
+
+
 def vary_alike(tree: Any) -> Any:
   """Inside shard_map, arrays that all vary over the mesh axes any of them does; elsewhere tree.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from attn import call as calls
 from attn import checks
+from attn.axes import Array
 from attn.call import Call, Spec
 from attn.softmax import State
 
@@ -86,3 +87,23 @@ def last_keys(call: Call, spec: Spec, size: int, number: int) -> tuple[Call, Spe
     return x.reshape(*x.shape[:axis], whole // size * number, *x.shape[axis + 2:])
 
   return calls.along(call, 'S', one), spec._replace(padded=spec.padded or whole > length)
+
+
+def runs(x: Any, axis: int, size: int, end: Any) -> Any:
+  """An axis cut into runs of `size`, whose number comes first; filled up with end, None: its last.
+
+  [..., T, ...] becomes [number, ..., size, ...].
+  """
+  library, number = np if isinstance(x, np.ndarray) else jnp, -(-x.shape[axis] // size)
+  widths = [(0, number * size - x.shape[axis] if a == axis else 0) for a in range(x.ndim)]
+  x = library.pad(x, widths, mode='edge') if end is None else library.pad(
+      x, widths, constant_values=end)
+  x = x.reshape(*x.shape[:axis], number, size, *x.shape[axis + 1:])
+  return library.moveaxis(x, axis, 0)
+
+
+def joined(x: Array, axis: int, length: int) -> Array:
+  """Undoes `runs`: [number, ..., size, ...] becomes [..., length, ...]."""
+  x = jnp.moveaxis(x, 0, axis)
+  x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2:])
+  return lax.slice_in_dim(x, 0, length, axis=axis)

@@ -89,54 +89,89 @@ def _t5_bucket(data, dtype) -> Computed:
   }
 
 
+def _at_least_float32(x):
+  """Probabilities may be exact in bfloat16, their logarithms are not."""
+  return jnp.float64 if x.dtype == np.float64 else jnp.float32
+
+
 @runner('22')
 def _sampling_filters(data, dtype) -> Computed:
-  probs = data['in_probs']
-  kept = np.array([[decoding_oracles.top_p(row, p) for p in data['in_p']] for row in probs])
-  sharpened = decoding_oracles.softmax(np.log(probs[0]) / data['in_temperature'])
-  first = decoding_oracles.top_p(sharpened, 0.72)
-  filtered = np.where(decoding_oracles.top_p(probs[0], 0.72), probs[0], 0.)
-  by_k = {
-      ties:
-          np.array([[decoding_oracles.top_k(row, k, ties)
-                     for k in data['in_k']]
-                    for row in data['in_logits']]) for ties in ('index', 'all')
-  }
+  sampling = attn.sampling
+  logits = jnp.asarray(data['in_logits'])
+  probs = jnp.asarray(data['in_probs'], _at_least_float32(data['in_probs']))
+  kept = lambda logits: np.asarray(logits > -jnp.inf)
+  top_p = np.stack([kept(sampling.top_p(jnp.log(probs), float(p))) for p in data['in_p']], 1)
+  temperature = float(data['in_temperature'])
+  first = kept(sampling.filtered(jnp.log(probs[0]), temperature=temperature, top_p=0.72))
+  top_k = np.stack([kept(sampling.top_k(logits, int(k))) for k in data['in_k']], 1)
+  oracle = np.array([[decoding_oracles.top_k(row, k, 'all')
+                      for k in data['in_k']]
+                     for row in data['in_logits'].astype(np.float64)])
   return {
-      'out_top_p': kept,
-      'out_top_k_index': by_k['index'],
-      'out_top_k_all': by_k['all'],
+      'out_top_p': top_p,
+      'out_top_k_index': top_k,
+      'out_top_k_all': oracle,  # the other policy, which the library does not have
       'out_temperature_first': first,
-      'out_filtered': filtered / filtered.sum(),
-      'bad_crossing_dropped': kept,
-      'bad_extra': kept,
-      'bad_reversed': kept,
+      'out_filtered': jax.nn.softmax(sampling.top_p(jnp.log(probs[0]), 0.72)),
+      'bad_crossing_dropped': top_p,
+      'bad_extra': top_p,
+      'bad_reversed': top_p,
       'bad_temperature_last': first,
   }
+
+
+def table_step(probs):
+  """The step function of a first-order model, probs [length, V, V], and its first state and token.
+  """
+
+  def step(number, tokens):
+    table = jnp.log(jnp.asarray(probs,
+                                _at_least_float32(probs)))[jnp.minimum(number,
+                                                                       len(probs) - 1)]
+    return jnp.take_along_axis(table, tokens[:, None, None], 1)[:, 0], number + 1
+
+  return step, jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32)
+
+
+def normaliser(norm: str):
+  """The length_penalty of a case's name for it."""
+  exponent = float(norm.removeprefix('power').removeprefix('gnmt').replace('p', '.'))
+  return exponent if norm.startswith('power') else attn.decoding.gnmt_penalty(exponent)
 
 
 @runner('24')
 def _beam_search(data, dtype) -> Computed:
   computed: Computed = {}
+  options = dict(max_length=4, eos_id=0, pad_id=-1)
   for name in [name for name in data if name.startswith('out_tokens')]:
     _, _, model, norm = name.split('_')
-    top = decoding_oracles.best(data['in_probs_' + model], norm, 3)
-    tokens = [list(found) + [-1] * (4 - len(found)) for found, _, _ in top]
-    # Equal scores leave the order open: hypotheses are compared as sets, scores in order.
-    ties = len({round(score, 12) for _, _, score in top}) < 3
-    computed[name] = data[name] if ties else np.array(tokens)
-    computed[f'out_logprob_{model}_{norm}'] = np.array([log for _, log, _ in top])
-    computed[f'out_score_{model}_{norm}'] = np.array([score for _, _, score in top])
-  trap = decoding_oracles.best(data['in_probs_trap'], 'power0', 1)[0][0]
-  greedy = decoding_oracles.greedy(data['in_probs_trap'])
-  assert list(greedy) + [-1] * (4 - len(greedy)) == list(data['bad_tokens_greedy_trap'])
-  early = computed['out_tokens_early_power1'][0]
-  score = computed['out_score_early_power1'][0]
+    for width in (4, 100):
+      found = attn.decoding.beam_search(*table_step(data['in_probs_' + model]),
+                                        beam_size=width,
+                                        num_results=3,
+                                        length_penalty=normaliser(norm),
+                                        **options)
+      expected = {what: data[f'out_{what}_{model}_{norm}'] for what in ('logprob', 'score')}
+      computed[name] = np.asarray(found.tokens[0])
+      computed[f'out_logprob_{model}_{norm}'] = found.log_probs[0]
+      computed[f'out_score_{model}_{norm}'] = found.scores[0]
+      tolerances.assert_close(found.scores[0], expected['score'], tolerances.CASES[dtype])
+      # Equal scores leave the order open.
+      if len(set(np.round(expected['score'], 9))) < 3:
+        np.testing.assert_array_equal(sorted(computed[name].tolist()), sorted(data[name].tolist()))
+        computed[name] = data[name]
+        computed[f'out_logprob_{model}_{norm}'] = expected['logprob']
+      else:
+        np.testing.assert_array_equal(computed[name], data[name])
+  search = lambda model, width: attn.decoding.beam_search(
+      *table_step(data['in_probs_' + model]), beam_size=width, length_penalty=1., **options)
+  greedy = attn.decoding.generate(*table_step(data['in_probs_trap']), temperature=0., **options)
+  np.testing.assert_array_equal(greedy.tokens[0], data['bad_tokens_greedy_trap'])
   return computed | {
-      'bad_tokens_stopped': early,
-      'bad_score_stopped': score,
-      'bad_score_with_prompt': score,
-      'bad_tokens_greedy_trap': np.array(list(trap) + [-1] * (4 - len(trap)))
+      'bad_tokens_stopped': search('early', 2).tokens[0, 0],
+      'bad_score_stopped': search('early', 2).scores[0, 0],
+      'bad_score_with_prompt': search('early', 2).scores[0, 0],
+      'bad_tokens_greedy_trap': search('trap', 2).tokens[0, 0],
   }
 
 

@@ -5,7 +5,6 @@ not compute: nothing is passed over in silence.
 """
 
 import contextlib
-import importlib.util
 import json
 import pathlib
 
@@ -21,11 +20,6 @@ from tests import tolerances
 FOLDER = pathlib.Path(__file__).parent / 'data' / 'conformance'
 INDEX = {case['id']: case for case in json.loads((FOLDER / 'index.json').read_text())}
 DTYPES = ('float64', 'float32', 'bfloat16')
-
-# Cases of parts that the library does not have yet. Their runners compute with the NumPy oracles
-# of these tests, which shows that case and oracle agree; `test_pending_cases` fails on the day the
-# part arrives, so that it is run instead.
-PENDING = {'22': 'attn.sampling', '24': 'attn.decoding'}
 
 ROPE = ('out_half', 'out_interleaved', 'out_partial4', 'out_scores')
 
@@ -61,11 +55,7 @@ def _compare(name: str, computed, expected: np.ndarray, tolerance: float) -> Non
       np.testing.assert_array_equal(np.asarray(found), expected, err_msg=name)
 
 
-def _dtypes(case_id: str) -> tuple[str, ...]:
-  return DTYPES[:1] if case_id in PENDING else DTYPES
-
-
-@pytest.mark.parametrize('case_id, dtype', [(i, dtype) for i in INDEX for dtype in _dtypes(i)])
+@pytest.mark.parametrize('case_id, dtype', [(i, dtype) for i in INDEX for dtype in DTYPES])
 def test_case(case_id, dtype):
   assert case_id in case_runners.RUNNERS, f'no runner for {case_id}: {INDEX[case_id]["title"]}'
   data = _load(case_id, dtype)
@@ -85,9 +75,3 @@ def test_index_names_every_file_and_array():
       assert {
           name: [str(data[name].dtype), list(data[name].shape)] for name in data.files
       } == case['arrays']
-
-
-@pytest.mark.parametrize('case_id', PENDING)
-def test_pending_cases(case_id):
-  module = PENDING[case_id]
-  assert importlib.util.find_spec(module) is None, f'{module} exists: run case {case_id} on it'

@@ -4,14 +4,20 @@ Flag values, conformance tests, the README's capability table and the benchmarks
 VARIANTS.
 """
 
+import functools
+import inspect
 from typing import Any, Callable, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from attn import call as calls
+from attn import cache as caches
 from attn import checks, masks
 from attn.axes import Array, ArrayLike, Dims
-from attn.variants import bigbird, linformer, performer
+from attn.cache import Cache, Memory
+from attn.variants import (bigbird, fixed, linformer, local, longformer, performer, strided,
+                           vanilla)
 from attn.variants.bigbird import bigbird_attention, bigbird_random_blocks
 from attn.variants.blockwise import blockwise_attention
 from attn.variants.fixed import fixed_attention
@@ -36,6 +42,7 @@ class Variant(NamedTuple):
     options: the keyword arguments it has beside everybody's.
     sizes: the keyword arguments of init.
     supports: what of CAPABILITIES it can do.
+    memory: how its causal form decodes.
     cost: time and memory.
     source: the paper.
   """
@@ -46,6 +53,7 @@ class Variant(NamedTuple):
   options: tuple[str, ...]
   sizes: tuple[str, ...]
   supports: frozenset[str]
+  memory: Memory
   cost: str
   source: str
 
@@ -83,6 +91,104 @@ class Variant(NamedTuple):
                                        Dims((), T, S, 1, 1, 1, 1),
                                        needed=pattern is not None)
     return jnp.ones((T, S), bool) if pattern is None else pattern.dense(query, key)
+
+  @property
+  def name(self) -> str:
+    """Its name in VARIANTS."""
+    return self.attention.__name__.removesuffix('_attention')
+
+  def init_cache(self,
+                 params: Params,
+                 dims: Dims,
+                 *,
+                 dtype: Any = jnp.float32,
+                 max_length: int | None = None,
+                 **options: Any) -> Cache:
+    """An empty cache for the causal form: what `extend` needs to know of earlier tokens.
+
+    Args:
+      params: the variant's arrays, as `init` gives them; {} for most. BigBird's random_blocks are
+        those of max_length tokens; if they are known (not traced), only blocks that a later one
+        lists are kept, while it may.
+      dims: the sizes, as `check_qkv(query, key, value)` gives them for any number of tokens.
+      dtype: of keys and values.
+      max_length: the most tokens of a row. None, for any number, where the cache does not grow:
+        local, longformer, performer.
+      **options: of the variant's function: window, stride and the like.
+
+    Returns:
+      a pytree of arrays that lead with dims.leading; see `attn.cache.Cache`.
+
+    Raises:
+      TypeError: an array or option is missing, or is none of the variant's.
+      ValueError: max_length is missing, or the arrays do not fit.
+    """
+    self._check_options(params, options)
+    return caches.init(self.name, self.memory, params, dims, dtype, max_length, options)
+
+  def extend(self,
+             params: Params,
+             cache: Cache,
+             query: ArrayLike,
+             key: ArrayLike,
+             value: ArrayLike,
+             bias: Any = None,
+             *,
+             token_mask: ArrayLike | None = None,
+             scale: float | None = None) -> tuple[Array, Cache]:
+    """Causal attention of T new tokens of each row to all before them: prefill, or a step.
+
+    However a sequence is cut into calls, the outputs are those of one `apply` with is_causal to all
+    of it. Positions count the real tokens of a row, so what is padding, and on which side, changes
+    nothing. A query sees no other row.
+
+    Args:
+      params: as for `init_cache`.
+      cache: of `init_cache`, or of the last call.
+      query: [..., T, N, H].
+      key: [..., T, K, H], with N a multiple of K.
+      value: [..., T, K, Hv].
+      bias: a position bias such as `positions.ALiBi`, or None.
+      token_mask: boolean [..., T], True for a real token; None: all are. Padding is not kept, takes
+        no position, and its outputs are zeros.
+      scale: as in the variant's function.
+
+    Returns:
+      [..., T, N, Hv] in query's dtype, and the cache with the new tokens.
+
+    Raises:
+      TypeError, ValueError: as the variant's function does; the cache is another's; or it is known
+        that a row has more tokens than max_length. Under jit that is noted in cache.overflow: see
+        `attn.cache.check`.
+      NotImplementedError: bias is an array, or the variant has no bias.
+    """
+    if bias is not None and 'position_bias' not in self.supports:
+      raise NotImplementedError(f'{self.attention.__name__} has no bias')
+    if not isinstance(cache, Cache):
+      raise TypeError(f'cache must be what init_cache returns; got {type(cache).__name__}')
+    if cache.variant != self.name:
+      raise ValueError(f'cache must be one of {self.name}; got one of {cache.variant}')
+    self._check_options(params, dict(cache.options))
+    visible = None
+    if self.pattern is not None and not params:
+      visible = self.pattern(is_causal=True, **dict(cache.options))
+    return caches.extend(self.memory, visible, params, cache, query, key, value, bias, token_mask,
+                         scale)
+
+  def _check_options(self, params: Params, options: dict[str, Any]) -> None:
+    """Checks the names of arrays and options with which a cache is made."""
+    signature = inspect.signature(self.attention).parameters
+    of_cost = set() if 'block_size' in self.sizes else {'block_size', 'step_size'}
+    own = [name for name in self.options if name not in of_cost]
+    arrays = [name for name in own if signature[name].annotation is ArrayLike]
+    for what, given, known in (('array', params, arrays), ('option', options,
+                                                           [n for n in own if n not in arrays])):
+      wanted = [n for n in known if signature[n].default is inspect.Parameter.empty]
+      for name in sorted({*given, *wanted}):
+        if name not in known or name not in given and name in wanted:
+          state = 'needs' if name in wanted else 'has no'
+          raise TypeError(f'a cache of {self.name} {state} {what} {name}; its {what}s are: '
+                          f'{", ".join(known) or "none"}')
 
 
 # What a caller may ask of a variant, in the words of the README's table.
@@ -141,46 +247,70 @@ _CHILD = 'Child et al. 2019, https://arxiv.org/abs/1904.10509'
 
 VARIANTS: dict[str, Variant] = {
     'vanilla':
-        Variant(vanilla_attention, _nothing, _pattern(_everything), (), (), _ALL,
+        Variant(vanilla_attention, _nothing, _pattern(_everything), (), (), _ALL, vanilla.MEMORY,
                 'O(T S), memory O(T S)', 'Vaswani et al. 2017, https://arxiv.org/abs/1706.03762'),
     'blockwise':
         Variant(blockwise_attention, _nothing, _pattern(_everything), ('block_size', 'step_size'),
-                (), _ALL, 'O(T S), memory O(T + S)',
+                (), _ALL, vanilla.MEMORY, 'O(T S), memory O(T + S)',
                 'Dao et al. 2022, https://arxiv.org/abs/2205.14135'),
     'local':
         Variant(local_attention, _nothing, _pattern(_window), ('window', 'block_size', 'step_size'),
-                (), _ALL, 'O(T window), memory O(T)',
+                (), _ALL, local.MEMORY, 'O(T window), memory O(T)',
                 'Beltagy et al. 2020, https://arxiv.org/abs/2004.05150'),
     'strided':
         Variant(strided_attention, _nothing,
                 _pattern(lambda is_causal, stride: masks.strided(stride)),
-                ('stride', 'block_size', 'step_size'), (), _ALL,
+                ('stride', 'block_size', 'step_size'), (), _ALL, strided.MEMORY,
                 'O(T (stride + T / stride)), memory the same', _CHILD),
     'fixed':
         Variant(fixed_attention, _nothing,
                 _pattern(lambda is_causal, stride, summary=1: masks.fixed(stride, summary)),
-                ('stride', 'summary', 'block_size', 'step_size'), (), _ALL,
+                ('stride', 'summary', 'block_size', 'step_size'), (), _ALL, fixed.MEMORY,
                 'O(T (stride + summary T / stride)), memory O(T stride)', _CHILD),
     'longformer':
         Variant(longformer_attention, _nothing, _pattern(_longformer),
-                ('window', 'num_global', 'block_size', 'step_size'), (), _ALL,
+                ('window', 'num_global', 'block_size', 'step_size'), (), _ALL, longformer.MEMORY,
                 'O(T (window + num_global)), memory O(T)',
                 'Beltagy et al. 2020, https://arxiv.org/abs/2004.05150'),
     'bigbird':
         Variant(bigbird_attention, bigbird.init, bigbird.predicate, ('block_size', 'random_blocks'),
-                ('num_random', 'block_size'), _ALL, 'O(T block_size (5 + r)), memory O(T)',
+                ('num_random', 'block_size'), _ALL, bigbird.MEMORY,
+                'O(T block_size (5 + r)), memory O(T)',
                 'Zaheer et al. 2020, https://arxiv.org/abs/2007.14062'),
     'linformer':
         Variant(linformer_attention, linformer.init, None, ('key_projection', 'value_projection'),
                 ('rank',),
                 _ALL - {'bias', 'position_bias', 'dense_mask', 'segment_ids', 'key_positions'},
-                'O(T R), memory O(T R)', 'Wang et al. 2020, https://arxiv.org/abs/2006.04768'),
+                linformer.MEMORY, 'O(T R), memory O(T R)',
+                'Wang et al. 2020, https://arxiv.org/abs/2006.04768'),
     'performer':
         Variant(performer_attention, performer.init, None, ('features', 'kernel', 'block_size'),
                 ('num_features',), _ALL - {'bias', 'position_bias', 'dense_mask', 'dropout'},
-                'O(T M), memory O(T M)',
+                performer.MEMORY, 'O(T M), memory O(T M)',
                 'Choromanski et al. 2020, https://arxiv.org/abs/2009.14794'),
 }
+
+
+def state_size(name: str,
+               params: Params,
+               dims: Dims,
+               *,
+               dtype: Any = jnp.float32,
+               max_length: int | None = None,
+               **options: Any) -> int:
+  """Bytes of a variant's decode cache, all of its arrays; see `Variant.init_cache`.
+
+  Raises:
+    ValueError: name is no variant, or as `Variant.init_cache` does.
+  """
+  make = functools.partial(_row(name).init_cache, params, dims, dtype=dtype, max_length=max_length)
+  return caches.size(jax.eval_shape(functools.partial(make, **options)))
+
+
+def _row(name: str) -> Variant:
+  if name not in VARIANTS:
+    raise ValueError(f'name must be one of {", ".join(VARIANTS)}; got {name!r}')
+  return VARIANTS[name]
 
 
 def attention_weights(name: str,
@@ -210,8 +340,7 @@ def attention_weights(name: str,
   Raises:
     ValueError: name is no variant, or as the variant's function does.
   """
-  if name not in VARIANTS:
-    raise ValueError(f'name must be one of {", ".join(VARIANTS)}; got {name!r}')
+  variant = _row(name)
   for argument, x in (('query', query), ('key', key)):
     if not checks.is_array(x) or x.ndim < 3:
       raise ValueError(
@@ -220,7 +349,7 @@ def attention_weights(name: str,
   units = jnp.broadcast_to(
       jnp.eye(S, dtype=key.dtype)[:, None, :].reshape((1,) * (key.ndim - 3) + (S, 1, S)),
       (*key.shape[:-1], S))
-  output = VARIANTS[name].apply(params or {}, query, key, units, bias, mask, **options)
+  output = variant.apply(params or {}, query, key, units, bias, mask, **options)
   return jnp.swapaxes(output, -3, -2)
 
 
@@ -228,5 +357,5 @@ __all__ = [
     'CAPABILITIES', 'Params', 'VARIANTS', 'Variant', 'attention_weights', 'bigbird_attention',
     'bigbird_random_blocks', 'blockwise_attention', 'fixed_attention', 'linformer_attention',
     'local_attention', 'longformer_attention', 'orthogonal_features', 'performer_attention',
-    'strided_attention', 'vanilla_attention'
+    'state_size', 'strided_attention', 'vanilla_attention'
 ]

@@ -2,18 +2,21 @@
 
 import functools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attn import call as calls
-from attn import checks, layout, masks, tiles
+from attn import cache, checks, layout, masks, softmax, stores, tiles
 from attn.axes import Array, ArrayLike, Dims
+from attn.call import Call, Spec
 from attn.layout import Part, Tiles
 from attn.masks import Predicate
 from attn.positions import PositionBias
+from attn.softmax import State
+from attn.stores import Store
 
 
 def bigbird_attention(
@@ -86,15 +89,11 @@ def bigbird_attention(
         f'random_blocks must list {-(-dims.T // size)} blocks of block_size = {size} for T = '
         f'{dims.T}; got {given.shape}, which lists {number}')
   chosen = choose(random_blocks, is_causal)  # [N or 1, blocks, r]
-  heads = (dims.K, dims.G) if chosen.shape[0] > 1 else (1, 1)
-  chosen = chosen.reshape(*heads, *chosen.shape[1:])
+  chosen = _by_heads(chosen, dims.K)
   if not dims.T or not dims.S:
     return tiles.output(call, spec)
   if placed:
-    own = jnp.asarray(call.query_positions)
-    own = jnp.where(own < 0, number, own // size)
-    lists = jnp.take(chosen, own, 2, mode='fill', fill_value=-1)
-    call = call._replace(query_blocks=jnp.moveaxis(lists, (0, 1), (-4, -3)))
+    call = call._replace(query_blocks=_lists(chosen, size, jnp.asarray(call.query_positions)))
     return tiles.output(call, spec._replace(block=size), tiles.band_block(2 * size, None))
   return tiles.output(call, spec, parts=parts(dims.T, size, chosen, is_causal))
 
@@ -116,6 +115,19 @@ def parts(length: int, size: int, chosen: Array, is_causal: bool) -> tuple[Part,
   columns = jnp.broadcast_to(jnp.asarray(np.stack(listed, -1), jnp.int32),
                              (*chosen.shape[:-1], len(ends)))
   return (*found, Part(None, blocks, blocks, jnp.concatenate([columns, chosen], -1)))
+
+
+def _by_heads(chosen: Array, K: int) -> Array:
+  """[N or 1, blocks, r] as [K or 1, G or 1, blocks, r]."""
+  heads = (K, len(chosen) // K) if len(chosen) > 1 else (1, 1)
+  return chosen.reshape(*heads, *chosen.shape[1:])
+
+
+def _lists(chosen: Array, size: int, positions: Array) -> Array:
+  """The blocks chosen for queries at positions [..., T]: [..., K or 1, G or 1, T, r]."""
+  own = jnp.where(positions < 0, chosen.shape[2], positions // size)
+  lists = jnp.take(chosen, own, 2, mode='fill', fill_value=-1)
+  return jnp.moveaxis(lists, (0, 1), (-4, -3))
 
 
 def _check_blocks(blocks: ArrayLike) -> Array:
@@ -230,3 +242,85 @@ def init(rng: Array,
                                 num_heads=dims.N,
                                 is_causal=is_causal)
   }
+
+
+class _Kept(NamedTuple):
+  """Keys that are near, those of the first block, those that later blocks may list."""
+  near: Store  # a ring of two blocks
+  first: Store
+  listed: Store  # as many blocks as are needed at a time
+  place: Array  # int32 [..., blocks], which of them is a block's; -1: nobody lists it
+
+
+def _init_memory(params: dict[str, Array], dims: Dims, dtype: Any, max_length: int,
+                 block_size: int) -> tuple[_Kept, int]:
+  """No keys, in as much room as the random blocks ask for."""
+  size = checks.check_int('block_size', block_size, 1)
+  blocks = _check_blocks(params['random_blocks'])
+  if -(-max_length // size) > blocks.shape[-2]:
+    raise ValueError(f'random_blocks must list {-(-max_length // size)} blocks of block_size = '
+                     f'{size} for max_length = {max_length}; got {blocks.shape}')
+  chosen = choose(blocks, True)
+  place = _place(chosen)
+  number, r = int(place.max(initial=-1)) + 1, chosen.shape[-1]
+  near, first, listed = (stores.empty(dims, n * size, dtype) for n in (2, 1, number))
+  where = jnp.broadcast_to(jnp.asarray(place, jnp.int32), (*dims.leading, len(place)))
+  kept = _Kept(near, first, listed, where)
+  return kept, stores.chunk((2 * size, 0), (number * size, r * size))
+
+
+def _place(chosen: Array) -> np.ndarray:
+  """Where each block is kept until the last one that lists it; -1 for one that nobody lists.
+
+  A place is used again once nobody can reach who is there. Lists that are known only at run time
+  ask for all of them.
+  """
+  number = chosen.shape[-2]
+  place = np.arange(number)
+  if isinstance(chosen, jax.core.Tracer):
+    return place
+  last = np.full(number, -1)
+  rows, listed = np.asarray(chosen), np.asarray(chosen) >= 0
+  np.maximum.at(last, rows[listed], np.broadcast_to(place[:, None], rows.shape)[listed])
+  until: list[int] = []  # the last block that needs a place
+  place = np.full(number, -1)
+  for block in np.flatnonzero(last >= 0):
+    free = [i for i, end in enumerate(until) if end < block]
+    place[block] = free[0] if free else len(until)
+    until[place[block]:place[block] + 1] = [last[block]]
+  return place
+
+
+def _extend_memory(params: dict[str, Array], kept: _Kept, call: Call, spec: Spec, max_length: int,
+                   block_size: int) -> tuple[State, _Kept]:
+  """The state of new queries, and what is kept then."""
+  del max_length
+  size, K = block_size, call.query.shape[-4]
+  chosen = _by_heads(choose(_check_blocks(params['random_blocks']), True), K)
+  lists = _lists(chosen, size, jnp.asarray(call.query_positions))
+  number = chosen.shape[-2]
+  seen = masks.causal() & _near_and_global(size, number, True)
+  state = stores.visit(call._replace(query_blocks=lists), spec._replace(visible=seen, block=size))
+  near = stores.ring(2 * size, masks.near_blocks(size) & masks.outside_blocks(size, (0,), key=True))
+  first = stores.first(size)
+  listed, far = kept.listed, kept.listed.positions.shape[-1]
+  for keep, store in ((near, kept.near), (first, kept.first)):
+    state = softmax.merge(state, stores.look(call, spec, keep, store))
+  if far and lists.shape[-1]:
+    blocks = kept.place[..., None, None, None, :]
+    places = jnp.take_along_axis(jnp.broadcast_to(blocks, (*lists.shape[:-1], number)),
+                                 jnp.maximum(lists, 0), -1)
+    starts, wanted = jnp.maximum(places, 0) * size, jnp.repeat(lists, size, -1)
+    rule = spec._replace(visible=masks.causal())
+    state = softmax.merge(
+        state, stores.visit_slots(call, rule, listed, starts, size, lambda p: p // size == wanted))
+  call = stores.after(call, state)
+  p = call.key_positions
+  own = jnp.take_along_axis(kept.place, jnp.minimum(p // size, number - 1), -1)
+  slots = jnp.where((own >= 0) & (p < cache.FAR), own * size + p % size, far)
+  return state, kept._replace(near=stores.put(near, kept.near, call),
+                              first=stores.put(first, kept.first, call),
+                              listed=stores.write(listed, slots, call))
+
+
+MEMORY = cache.Memory(_init_memory, _extend_memory, grows=True)

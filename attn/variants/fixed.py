@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from attn import call as calls
-from attn import checks, groups, masks, softmax, tiles
+from attn import checks, groups, masks, softmax, stores, tiles
 from attn.axes import Array, ArrayLike
 from attn.call import Call, Spec
 from attn.positions import PositionBias
 from attn.softmax import State
+from attn.stores import Keep
 
 
 def fixed_attention(
@@ -95,3 +98,20 @@ def _summaries(call: Call, spec: Spec, stride: int, summary: int, is_causal: boo
   other = masks.other_block(stride)
   spec = spec._replace(visible=other & masks.causal() if is_causal else other)
   return tiles.attend(*groups.last_keys(call, spec, stride, summary), block_size, step_size)
+
+
+def keeps(max_length: int, stride: int, summary: int = 1) -> tuple[Keep, ...]:
+  """The query's own block, and the summaries of all that may become earlier ones."""
+  summary, stride = masks.check_summary(stride, summary), checks.check_int('stride', stride, 1)
+  slots = (max_length - 1) // stride * summary
+
+  def place(p: Array) -> Array:
+    behind = p % stride - (stride - summary)
+    return jnp.where(behind >= 0, p // stride * summary + behind, slots)
+
+  # What the summaries of a query's own block hide, the ring shows.
+  others = Keep(slots, place, masks.other_block(stride), forget=False)
+  return stores.ring(stride, masks.same_block(stride)), others
+
+
+MEMORY = stores.pattern(keeps, grows=True)

@@ -1,18 +1,20 @@
 """Softmax attention over projected keys."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
 from attn import axes
 from attn import call as calls
-from attn import checks, masks, softmax, tiles
+from attn import cache, checks, masks, softmax, stores, tiles
 from attn.axes import Array, ArrayLike, Dims
-from attn.call import Call
+from attn.call import Call, Spec
 from attn.positions import PositionBias
 from attn.softmax import State
+from attn.stores import Store
 from attn.variants import fixed
 
 
@@ -104,21 +106,21 @@ def linformer_attention(
     size = key_projection.shape[-2]
     before = spec._replace(visible=masks.causal() & masks.other_block(size), forget=True)
     own = spec._replace(visible=masks.causal() & masks.same_block(size))
-    state = _reshape(tiles.attend(slots, before), dims)
+    state = _reshape(tiles.attend(slots, before), call)
     if query_positions is None and dims.T:
       state = softmax.merge(state, fixed.own_block(whole, own, size, True, None, None))
     else:
       state = softmax.merge(state, tiles.attend(whole, own))
   else:
-    state = _reshape(tiles.attend(slots, spec), dims)
+    state = _reshape(tiles.attend(slots, spec), call)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
 
-def _reshape(state: State, dims: Dims) -> State:
-  """A state whose heads are grouped as the slots needed, as [..., K, G, T]."""
-  shape = (*dims.leading, dims.K, dims.G, dims.T)
+def _reshape(state: State, call: Call) -> State:
+  """A state whose heads are grouped as the slots needed, as the call's [..., K, G, T]."""
+  shape = call.query.shape[:-1]
   return State(state.max.reshape(shape), state.sum.reshape(shape),
-               state.weighted.reshape(*shape, dims.Hv))
+               state.weighted.reshape(*shape, -1))
 
 
 def _check_projections(key_projection: ArrayLike, value_projection: ArrayLike, dims: Dims,
@@ -196,3 +198,63 @@ def init(rng: Array, dims: Dims, *, rank: int) -> dict[str, Array]:
   draw = lambda rng: jax.random.normal(rng, (dims.S, checks.check_int('rank', rank, 1)), jnp.float32
                                       ) * rank**-0.5
   return {'key_projection': draw(rngs[0]), 'value_projection': draw(rngs[1])}
+
+
+class _Kept(NamedTuple):
+  """The slots of finished segments, and the keys of the open one."""
+  slots: Store
+  open: Store
+
+
+def _init_memory(params: dict[str, Array], dims: Dims, dtype: Any,
+                 max_length: int) -> tuple[_Kept, int]:
+  """No keys; room for the slots of every segment that may become an earlier one."""
+  pair = _check_projections(params['key_projection'], params['value_projection'], dims, True)
+  size, rank = pair[0].shape[-2:]
+  heads = dims.N if 3 in (pair[0].ndim, pair[1].ndim) else dims.K
+  number = (max_length - 1) // size
+  kept = _Kept(stores.empty(dims._replace(K=heads), number * rank, dtype),
+               stores.empty(dims, size, dtype))
+  return kept, min(size, stores.chunk((number * rank, 0)))
+
+
+def _extend_memory(params: dict[str, Array], kept: _Kept, call: Call, spec: Spec,
+                   max_length: int) -> tuple[State, _Kept]:
+  """The state of new queries, at most a segment of them, and what is kept then."""
+  del max_length
+  projections = params['key_projection'], params['value_projection']
+  size, rank = projections[0].shape[-2:]
+  p, beyond = call.key_positions, kept.slots.positions.shape[-1]
+  segment = jnp.min(p, -1, keepdims=True) // size  # the one that is open
+  ends = lambda p: jnp.any(p == segment * size + size - 1, -1, keepdims=True)
+  in_it = (p // size == segment) & (p < cache.FAR)
+  held = stores.write(kept.open, jnp.where(in_it, p % size, size), call)
+  first = jnp.where(ends(p), segment * size, cache.FAR)
+  first = jnp.broadcast_to(first, (*segment.shape[:-1], rank))
+  nothing = jax.tree.map(lambda x: jnp.zeros((*x.shape[:-2], rank, x.shape[-1]), x.dtype),
+                         kept.slots[:2])
+
+  def project() -> tuple[Array, Array]:
+    slots = _slots(call._replace(key=held.key, value=held.value), *projections, None)
+    return slots.key, slots.value
+
+  new = lax.cond(jnp.any(ends(p)), project, lambda: axes.vary_alike((nothing, call))[0])
+  K, G, T, H = call.query.shape[-4:]
+  heads = kept.slots.key.shape[-3]
+  query = call.query.reshape(*call.query.shape[:-4], heads, K * G // heads, T, H)
+  by_slots = call._replace(query=query, key=new[0], value=new[1], key_positions=first)
+  before = spec._replace(visible=masks.causal() & masks.other_block(size))
+  state = softmax.merge(stores.visit_store(by_slots, before._replace(forget=False), kept.slots),
+                        stores.visit(by_slots, before))
+  inside = spec._replace(visible=masks.causal() & masks.same_block(size))
+  beside = call._replace(key_positions=jnp.where(p // size > segment, p, cache.FAR))
+  for seen in (stores.visit_store(call, inside, held), stores.visit(beside, inside)):
+    state = softmax.merge(_reshape(state, call), seen)
+  p = stores.after(call, state).key_positions
+  place = segment * rank + axes.ranked(np.arange(rank, dtype=np.int32), segment.ndim)
+  slots = stores.write(kept.slots, jnp.where(ends(p), place, beyond), by_slots)
+  later = jnp.where((p // size > segment) & (p < cache.FAR), p % size, size)
+  return state, _Kept(slots, stores.write(held, later, call))
+
+
+MEMORY = cache.Memory(_init_memory, _extend_memory, grows=True)

@@ -3,10 +3,11 @@
 from typing import Any
 
 from attn import call as calls
-from attn import masks, tiles
+from attn import masks, stores, tiles
 from attn.axes import Array, ArrayLike
 from attn.checks import check_window
 from attn.positions import PositionBias
+from attn.stores import Keep
 
 
 def local_attention(
@@ -69,3 +70,13 @@ def local_attention(
                                 dropout_rng=dropout_rng,
                                 pattern=masks.window(left, right))
   return tiles.output(call, spec, tiles.band_block(max(left, right), block_size), step_size)
+
+
+def keeps(max_length: int | None, window: int | tuple[int, int]) -> tuple[Keep, ...]:
+  """A ring of the last left + 1 keys."""
+  del max_length
+  left, right = check_window(window, True)
+  return (stores.ring(left + 1, masks.window(left, right)),)
+
+
+MEMORY = stores.pattern(keeps, grows=False)

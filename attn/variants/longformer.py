@@ -3,12 +3,13 @@
 from typing import Any
 
 from attn import call as calls
-from attn import layout, masks, tiles
+from attn import layout, masks, stores, tiles
 from attn.axes import Array, ArrayLike
 from attn.checks import check_window
 from attn.layout import Part
 from attn.masks import Predicate
 from attn.positions import PositionBias
+from attn.stores import Keep
 
 
 def longformer_attention(
@@ -96,3 +97,18 @@ def global_parts(length: int, near: Predicate, number: int, is_causal: bool,
                                                 tokens))
   others = Part(masks.outside_blocks(number, (0,), key=True), tokens, every)
   return parts if is_causal else (*parts, others)
+
+
+def keeps(max_length: int | None, window: int | tuple[int, int],
+          num_global: int) -> tuple[Keep, ...]:
+  """A ring of the last left + 1 keys, and the global ones."""
+  del max_length
+  left, right = check_window(window, True)
+  near = masks.window(left, right)
+  if not num_global:
+    return (stores.ring(left + 1, near),)
+  near &= masks.outside_blocks(num_global, (0,), key=True)
+  return stores.ring(left + 1, near), stores.first(num_global)
+
+
+MEMORY = stores.pattern(keeps, grows=False)

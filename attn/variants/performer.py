@@ -9,9 +9,9 @@ import numpy as np
 
 from attn import axes
 from attn import call as calls
-from attn import checks, softmax
+from attn import cache, checks, groups, softmax
 from attn.axes import Array, ArrayLike, Dims
-from attn.call import Call
+from attn.call import Call, Spec
 from attn.positions import PositionBias
 from attn.softmax import State, finite
 
@@ -99,7 +99,7 @@ def performer_attention(
   elif sequence is not None:
     state = _in_one_sequence(sequence, log_query, log_key, weighted, block)
   elif is_causal:
-    state = _causal(log_query, log_key, weighted, None, block)
+    state, _ = _causal(log_query, log_key, weighted, None, block)
   else:
     state = _read(_sum(log_key, weighted), log_query)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
@@ -225,39 +225,34 @@ def _step(sums: _Sums, block: tuple[Array, Array, Array, Array | None]) -> tuple
   return sums, _within(before, log_query, log_key, value, same)
 
 
-def _causal(log_query: Array, log_key: Array, value: Array, segments: Array | None,
-            block: int) -> State:
+def _causal(log_query: Array,
+            log_key: Array,
+            value: Array,
+            segments: Array | None,
+            block: int,
+            sums: _Sums | None = None) -> tuple[State, _Sums]:
   """The state [..., K, G, T] of queries in one order with the keys, each after all before it.
 
-  segments [..., T], if any, come in runs, and a run sees itself alone.
+  segments [..., T], if any, come in runs, and a run sees itself alone. sums are those of what came
+  before; returned with the keys added.
   """
   length, lead = log_query.shape[-2], log_query.ndim - 4
   number = -(-length // block)
   size = -(-length // number)
-
-  def cut(x, axis, fill):
-    widths = [(0, number * size - length if a == axis else 0) for a in range(x.ndim)]
-    x = jnp.pad(x, widths, mode='edge') if fill is None else jnp.pad(
-        x, widths, constant_values=fill)
-    return jnp.moveaxis(x.reshape(*x.shape[:axis], number, size, *x.shape[axis + 1:]), axis, 0)
-
-  blocks = (cut(log_query, lead + 2, 0), cut(log_key, lead + 1, softmax.HIDDEN),
-            cut(value, lead + 1, 0), None if segments is None else cut(segments, lead, None))
-
-  K, M = log_key.shape[-3], log_key.shape[-1]
-  shape = (*log_key.shape[:lead], K, M)
-  sums = _Sums(*softmax.empty(shape, value.shape[-1], log_key.dtype),
-               segment=None if segments is None else segments[..., :1])
+  if sums is None:
+    shape = (*log_key.shape[:lead], log_key.shape[-3], log_key.shape[-1])
+    sums = _Sums(*softmax.empty(shape, value.shape[-1], log_key.dtype),
+                 segment=None if segments is None else segments[..., :1])
   if number == 1:  # nothing to loop over, so nothing more to compile
-    return _step(sums, (log_query, log_key, value, segments))[1]
-  _, state = lax.scan(_step, *axes.vary_alike((sums, blocks)))
-
-  def join(x):  # [number, ..., K, G, size, ...] to [..., K, G, T, ...]
-    x = jnp.moveaxis(x, 0, lead + 2)
-    x = x.reshape(*x.shape[:lead + 2], number * size, *x.shape[lead + 4:])
-    return lax.slice_in_dim(x, 0, length, axis=lead + 2)
-
-  return State(*(join(x) for x in state))
+    sums, state = _step(sums, (log_query, log_key, value, segments))
+    return state, sums
+  blocks = (groups.runs(log_query, lead + 2, size,
+                        0), groups.runs(log_key, lead + 1, size, softmax.HIDDEN),
+            groups.runs(value, lead + 1, size,
+                        0), None if segments is None else groups.runs(segments, lead, size, None))
+  sums, state = lax.scan(_step, *axes.vary_alike((sums, blocks)))
+  assert sums is not None
+  return State(*(groups.joined(x, lead + 2, length) for x in state)), sums
 
 
 class _Sequence(NamedTuple):
@@ -301,11 +296,41 @@ def _in_one_sequence(sequence: _Sequence, log_query: Array, log_key: Array, valu
     widths = [(0, 0)] * (x.ndim - 2) + [(before, after), (0, 0)]
     return jnp.take_along_axis(jnp.pad(x, widths, constant_values=fill), index, -2)
 
-  state = _causal(sort(log_query, 0, S, 0), sort(log_key, softmax.HIDDEN, 0, T),
-                  sort(value, 0, 0, T), sequence.segments, block)
+  state, _ = _causal(sort(log_query, 0, S, 0), sort(log_key, softmax.HIDDEN, 0, T),
+                     sort(value, 0, 0, T), sequence.segments, block)
   place = jnp.argsort(sequence.order, -1)[..., S:].reshape(*leading, 1, 1, T)
   return State(jnp.take_along_axis(state.max, place, -1), jnp.take_along_axis(state.sum, place, -1),
                jnp.take_along_axis(state.weighted, place[..., None], -2))
+
+
+def _init_memory(params: dict[str, Array],
+                 dims: Dims,
+                 dtype: Any,
+                 max_length: int | None,
+                 kernel: str = 'softmax') -> tuple[_Sums, None]:
+  """The sums of no keys, of one size at any length."""
+  del max_length
+  features = _check_features(params['features'], kernel, dims)
+  shape = (*dims.leading, dims.K, len(features))
+  return _Sums(*softmax.empty(shape, dims.Hv, axes.wide(dtype))), None
+
+
+def _extend_memory(params: dict[str, Array],
+                   kept: _Sums,
+                   call: Call,
+                   spec: Spec,
+                   max_length: int | None,
+                   kernel: str = 'softmax') -> tuple[State, _Sums]:
+  """The state of new queries after the sums and the new keys up to their own, and the sums then."""
+  del max_length
+  K, G, _, H = call.query.shape[-4:]
+  dims = Dims((), 0, 0, K * G, K, H, call.value.shape[-1])
+  features = _check_features(params['features'], kernel, dims)
+  real = jnp.asarray(call.key_positions)[..., None, :] < cache.FAR
+  return _causal(*_log_features(call, features, kernel, spec.scale, real), None, 128, kept)
+
+
+MEMORY = cache.Memory(_init_memory, _extend_memory, grows=False)
 
 
 def orthogonal_features(rng: Array, num_features: int, head_dim: int) -> Array:

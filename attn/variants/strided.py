@@ -3,11 +3,12 @@
 from typing import Any
 
 from attn import call as calls
-from attn import checks, groups, masks, softmax, tiles
+from attn import checks, groups, masks, softmax, stores, tiles
 from attn.axes import Array, ArrayLike
 from attn.call import Call, Spec
 from attn.positions import PositionBias
 from attn.softmax import State
+from attn.stores import Keep
 
 
 def strided_attention(
@@ -89,3 +90,17 @@ def _window_and_columns(call: Call, spec: Spec, stride: int, is_causal: bool,
                               True)
   far = tiles.attend(columns, spec, block_size, step_size)
   return softmax.merge(near, groups.unfold(far, length, True))
+
+
+def keeps(max_length: int, stride: int) -> tuple[Keep, ...]:
+  """A ring of the last `stride` keys, and every key beside those of its residue."""
+  length = -(-max_length // stride)
+  columns = Keep(slots=stride * length,
+                 place=lambda p: p % stride * length + p // stride,
+                 visible=masks.apart(stride),
+                 reads=lambda p: p % stride * length,
+                 width=length)
+  return stores.ring(stride, masks.window(stride - 1, 0)), columns
+
+
+MEMORY = stores.pattern(keeps, grows=True)

@@ -5,9 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from attn import call as calls
-from attn import softmax
+from attn import softmax, stores
 from attn.axes import Array, ArrayLike
 from attn.positions import PositionBias
+from attn.stores import Keep
 
 
 def vanilla_attention(
@@ -81,3 +82,11 @@ def vanilla_attention(
                       call.value,
                       preferred_element_type=weights.dtype)
   return calls.heads_last(output.astype(call.query.dtype), dims)
+
+
+def keeps(max_length: int) -> tuple[Keep, ...]:
+  """Every key."""
+  return stores.parts(max_length)
+
+
+MEMORY = stores.pattern(keeps, grows=True)
