@@ -160,13 +160,14 @@ def beam_search(step: Step,
                 max_length: int,
                 eos_id: int | None,
                 pad_id: int = 0,
+                limits: ArrayLike | None = None,
                 length_penalty: float | Callable[[np.ndarray], np.ndarray] = 1.,
                 num_results: int | None = None) -> Beams:
   """Finds the sequences with the best log-probability over a normaliser of their length.
 
-  A hypothesis ends with eos_id or, cut, with max_length tokens. One that ends leaves its place to
-  another that goes on. A row's search is over when no running hypothesis, whatever follows, can
-  come before the results. The prompt counts neither in the length nor in the score.
+  A hypothesis ends with eos_id or, cut, with as many tokens as a row may have. One that ends leaves
+  its place to another that goes on. A row's search is over when no running hypothesis, whatever
+  follows, can come before the results. The prompt counts neither in the length nor in the score.
 
   Args:
     step: see the module's text.
@@ -177,6 +178,7 @@ def beam_search(step: Step,
     max_length: the most new tokens, static.
     eos_id: ends a hypothesis; None: nothing does.
     pad_id: any number, what stands behind an end.
+    limits: integers [B], the most new tokens of each row; None: max_length.
     length_penalty: a, where the normaliser is length**a; or a function of lengths [L] to positive
       normalisers [L], such as `gnmt_penalty(a)`. The end token counts.
     num_results: n, at most beam_size; beam_size if None.
@@ -198,6 +200,7 @@ def beam_search(step: Step,
   length = checks.check_int('max_length', max_length, 1)
   _check_ids(eos_id, V)
   B = len(tokens)
+  limits = _check_limits(limits, B, length)
   rows, beams = jnp.arange(B, dtype=jnp.int32)[:, None], jnp.arange(k, dtype=jnp.int32)[None]
   take = lambda x, which: jnp.take_along_axis(x, which.reshape(*which.shape, *[1] *
                                                                (x.ndim - 2)), 1)
@@ -225,13 +228,16 @@ def beam_search(step: Step,
     _, which = lax.top_k(both.scores, count)
     return Ended(*(take(x, which) for x in both))
 
-  def over(carry: Carry) -> Array:
-    """Whether no running hypothesis of a row [B] can come before its n-th ended one."""
-    hope = carry.log_probs[:, 0] / furthest[jnp.minimum(carry.number, length - 1)]
+  def lost(carry: Carry, number: Array) -> Array:
+    """Whether no running hypothesis of so many tokens can beat a row's [B] n-th ended one."""
+    hope = carry.log_probs[:, 0] / furthest[jnp.minimum(number, length - 1)]
     return carry.ended.scores[:, n - 1] >= hope
+
+  over = lambda carry: lost(carry, carry.number) | (carry.number >= limits)
 
   def body(carry: Carry) -> Carry:
     i, done = carry.number, over(carry)
+    hold = lambda old, new: jnp.where(done.reshape(B, *[1] * (old.ndim - 1)), old, new)
     logits, state = step(carry.state, carry.last.reshape(-1))
     log_probs = jax.nn.log_softmax(logits.astype(dtype), -1).reshape(B, k, V)
     log_probs += carry.log_probs[..., None]
@@ -240,15 +246,14 @@ def beam_search(step: Step,
       finish = log_probs[..., eos_id]
       lengths = jnp.full((B, k), i + 1, jnp.int32)
       new = Ended(finish / norms[i], finish, lengths, carry.tokens.at[..., i].set(eos_id))
-      ended = jax.tree.map(
-          lambda old, new: jnp.where(done.reshape(B, *[1] * (old.ndim - 1)), old, new), ended,
-          best(ended, new, k))
+      ended = jax.tree.map(hold, ended, best(ended, new, k))
       log_probs = log_probs.at[..., eos_id].set(hidden)
     log_probs, which = lax.top_k(log_probs.reshape(B, k * V), k)
     parent, token = which // V, which % V
     order = (rows * k + parent).reshape(-1)
-    return Carry(i + 1, jax.tree.map(lambda x: x[order], state), token, log_probs,
-                 take(carry.tokens, parent).at[..., i].set(token), ended)
+    tokens = take(carry.tokens, parent).at[..., i].set(token)
+    return Carry(i + 1, jax.tree.map(lambda x: x[order], state), token,
+                 hold(carry.log_probs, log_probs), hold(carry.tokens, tokens), ended)
 
   nothing = Ended(jnp.full((B, k), hidden), jnp.full((B, k), hidden), jnp.zeros((B, k), jnp.int32),
                   jnp.full((B, k, length), pad_id, jnp.int32))
@@ -256,9 +261,11 @@ def beam_search(step: Step,
                 jnp.where((rows >= 0) & (beams == 0), jnp.zeros((), dtype), hidden), nothing.tokens,
                 nothing)
   end = lax.while_loop(lambda carry: (carry.number < length) & ~jnp.all(over(carry)), body, start)
-  # Those that still run were cut by max_length, or stay out of the results anyway.
-  running = jnp.where(over(end)[:, None], hidden, end.log_probs)
-  cut = Ended(running / norms[-1], running, jnp.full((B, k), length, jnp.int32), end.tokens)
+  # Those that still run are cut; where none could win they were left at another length.
+  out = lost(end, limits - 1) | (limits < 1)
+  running, cut_at = jnp.where(out[:, None], hidden, end.log_probs), limits[:, None]
+  cut = Ended(running / norms[jnp.maximum(cut_at - 1, 0)], running,
+              jnp.broadcast_to(cut_at, (B, k)), end.tokens)
   result = best(end.ended, cut, n)
   real = result.scores > hidden
   return Beams(jnp.where(real[..., None], result.tokens, jnp.int32(pad_id)),
@@ -331,7 +338,7 @@ def _check_limits(limits: ArrayLike | None, B: int, length: int) -> Array:
       limits.dtype, jnp.integer):
     got = f'{limits.dtype} {limits.shape}' if checks.is_array(limits) else type(limits).__name__
     raise ValueError(f'limits must be integers [B] = ({B},); got {got}')
-  return jnp.asarray(limits).astype(jnp.int32)
+  return jnp.minimum(jnp.asarray(limits).astype(jnp.int32), length)
 
 
 def _first_seen(seen: ArrayLike | None, tokens: Array, V: int) -> Array:

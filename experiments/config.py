@@ -167,6 +167,10 @@ class Config:
   workdir: str = _run('', 'where the run lives; runs/PARTS-DIGEST if not given', free=True)
   log_every: int = _run(20, 'steps between rows of metrics.jsonl', bounds=_SIZE)
   eval_every: int = _run(200, 'steps between evaluations; 0: one, at the end', bounds=_COUNT)
+  free_running: bool = _run(True,
+                            'evaluate answers that the model writes itself too (default)',
+                            by_task=True,
+                            free=True)
   eval_batches: int = _run(8, 'held-out batches of an evaluation', bounds=_SIZE)
   checkpoint_every: int = _run(200,
                                'steps between checkpoints; 0: one, at the end or when stopped',

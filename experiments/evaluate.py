@@ -7,6 +7,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from experiments import decode
 from experiments import losses
 from experiments.config import Config
 from experiments.step import stream
@@ -19,11 +20,13 @@ class Score(NamedTuple):
   """How good something is on the held-out batches; loss is None for what has no probabilities.
 
   accuracy counts positions by weight; exact_match counts the rows that are right wherever they
-  are scored.
+  are scored, by teacher forcing; free_running those whose answer is right when the model writes it
+  itself, None for what writes nothing.
   """
   loss: float | None
   accuracy: float
   exact_match: float
+  free_running: float | None = None
 
 
 def make_evaluate(config: Config, task: Task,
@@ -32,25 +35,34 @@ def make_evaluate(config: Config, task: Task,
 
   The batches are a function of (seed, index) on a stream of their own, and the Performer draw is
   always the first, so equal parameters score equally at any step. Numerators and denominators add
-  up over the batches and are divided once.
+  up over the batches and are divided once. Answers are greedy.
   """
+  writes = task.answer if config.free_running else None
 
   @jax.jit
-  def batch_sums(params: Any, index: Array) -> tuple[Array, dict[str, tuple[Array, ...]]]:
+  def batch_sums(params: Any, index: Array) -> tuple[Array, dict[str, Any], Array | None]:
     batch = task.sample(stream(config, 'eval', index), config.batch_size)
     logits: Any = model.apply({'params': params}, batch, deterministic=True, draw=0)
     loss, _ = losses.cross_entropy(logits, batch['targets'], batch['weights'])
     answers = {MODEL: jnp.argmax(logits, -1)} | task.guesses(batch)
-    return loss, {name: count_correct(answer, batch) for name, answer in answers.items()}
+    counts = {name: count_correct(answer, batch) for name, answer in answers.items()}
+    if writes is None:
+      return loss, counts, None
+    written = decode.answer(model, params, batch, writes.eos_id).tokens
+    return loss, counts, jnp.sum(decode.is_right(written, batch))
 
   def evaluate(params: Any) -> dict[str, Score]:
     sums = [batch_sums(params, index) for index in range(config.eval_batches)]
-    losses_, counts = jax.tree.map(lambda *xs: sum(map(float, xs)), *jax.device_get(sums))
+    losses_, counts, right = jax.tree.map(lambda *xs: sum(map(float, xs)), *jax.device_get(sums))
     scores = {}
     for name in sorted(counts, key=lambda name: (name != MODEL, name)):
       correct, count, exact, rows = counts[name]
-      loss = losses_ / max(count, 1) if name == MODEL else None
-      scores[name] = Score(loss, correct / max(count, 1), exact / max(rows, 1))
+      accuracy, exact_match = correct / max(count, 1), exact / max(rows, 1)
+      if name == MODEL:
+        written = None if right is None else right / max(rows, 1)
+        scores[name] = Score(losses_ / max(count, 1), accuracy, exact_match, written)
+      else:
+        scores[name] = Score(None, accuracy, exact_match)
     return scores
 
   return evaluate

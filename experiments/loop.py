@@ -27,7 +27,8 @@ def score_row(scores: Scores) -> dict[str, Any]:
   """Scores as the fields of a row."""
   model = scores[MODEL]._asdict()
   baselines = {name: score.accuracy for name, score in scores.items() if name != MODEL}
-  return {f'eval_{name}': value for name, value in model.items()} | {'baselines': baselines}
+  row = {f'eval_{name}': value for name, value in model.items() if value is not None}
+  return row | {'baselines': baselines}
 
 
 def run(

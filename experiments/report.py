@@ -88,10 +88,13 @@ class Report:
   def result(self, summary: dict[str, Any], workdir: Path) -> None:
     """Prints the one table: the model beside the trivial baselines."""
     table = Table('', box=box.SIMPLE_HEAD if self._console.is_terminal else box.ASCII2)
-    for column in ('loss', 'accuracy', 'exact match'):
+    columns = ['loss', 'accuracy', 'exact match']
+    if summary['scores'][MODEL].get('free_running') is not None:
+      columns.append('free running')
+    for column in columns:
       table.add_column(column, justify='right')
     for name, score in summary['scores'].items():
-      cells = [score[column] for column in ('loss', 'accuracy', 'exact_match')]
+      cells = [score.get(column.replace(' ', '_')) for column in columns]
       style = 'bold' if name == MODEL else None
       table.add_row(name, *('' if cell is None else f'{cell:.4f}' for cell in cells), style=style)
     self.say(f'held-out scores after {summary["step"]} steps')
@@ -105,7 +108,11 @@ def _training(row: dict[str, Any]) -> str:
 
 def _held_out(row: dict[str, Any]) -> str:
   return (f'held-out: loss {row["eval_loss"]:.4f} accuracy {row["eval_accuracy"]:.4f} '
-          f'exact match {row["eval_exact_match"]:.4f}')
+          f'exact match {row["eval_exact_match"]:.4f}' + _written(row))
+
+
+def _written(row: dict[str, Any]) -> str:
+  return f' free running {row["eval_free_running"]:.4f}' if 'eval_free_running' in row else ''
 
 
 class _Pace:

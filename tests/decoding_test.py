@@ -342,3 +342,27 @@ def test_errors_name_what_is_wrong():
   for match, attempt in attempts:
     with pytest.raises(ValueError, match=match):
       attempt()
+
+
+def test_a_limit_cuts_a_row_of_a_beam_search_as_max_length_does(x64):
+  probs = tables(10, 5, length=6, size=4)
+  step, state, tokens = batch_step(probs)
+  search = functools.partial(decoding.beam_search,
+                             step,
+                             state,
+                             tokens,
+                             beam_size=5,
+                             eos_id=EOS,
+                             pad_id=-1,
+                             length_penalty=0.7)
+  limits = [6, 3, 1, 0, 9]
+  found = search(max_length=6, limits=jnp.asarray(limits))
+  for b, limit in enumerate(limits):
+    if not limit:
+      assert np.all(found.scores[b] == -np.inf) and np.all(found.tokens[b] == -1)
+      continue
+    alone = search(max_length=min(limit, 6))
+    for name in ('lengths', 'log_probs', 'scores'):
+      np.testing.assert_array_equal(getattr(found, name)[b], getattr(alone, name)[b])
+    np.testing.assert_array_equal(found.tokens[b, :, :min(limit, 6)], alone.tokens[b])
+    assert np.all(found.tokens[b, :, limit:] == -1)

@@ -36,6 +36,7 @@ def _attention(config: Config, place: Place, key_length: int) -> layers.Attentio
       num_heads=config.heads,
       num_kv_heads=config.kv_heads or config.heads,
       is_causal=place.causal,
+      max_length=key_length,
       dropout=config.attention_dropout,
       seed=config.seed,
   )
@@ -68,6 +69,9 @@ def build_model(config: Config, task: Task) -> nn.Module:
 
       variables = model.init({'params': rng}, batch)
       logits = model.apply(variables, batch, deterministic=False, draw=n, rngs={'dropout': rng})
+
+  With decode=True and mutable=('cache', 'drawn') a decoder keeps what its attention needs of the
+  batch's tokens, and goes on from there when it is given what it kept; see `experiments.decode`.
 
   `draw` numbers the draw of Performer features: those of a layer are a function of (config.seed,
   layer, draw), computed in the graph, so that another number recompiles nothing.

@@ -18,11 +18,14 @@ class Decoder(nn.Module):
                batch: dict[str, Array],
                *,
                deterministic: bool = True,
-               draw: Array | int = 0) -> Array:
-    """Returns logits, float32 [B, T, num_classes]."""
+               draw: Array | int = 0,
+               decode: bool = False) -> Array:
+    """Returns logits, float32 [B, T, num_classes]; decoding, input_mask says what is real."""
     embedding = layers.Embedding(self.vocab_size, self.stack.model_dim, name='embedding')
-    x = layers.Stack(self.stack, name='decoder')(embedding(batch['inputs']),
-                                                 deterministic=deterministic,
-                                                 draw=draw)
+    mask = batch['input_mask'] if decode else None
+    x = layers.Stack(self.stack, decode=decode, name='decoder')(embedding(batch['inputs']),
+                                                                mask,
+                                                                deterministic=deterministic,
+                                                                draw=draw)
     head = layers.Head(self.num_classes, name='head')
     return head(x, embedding if self.tie_embeddings else None)

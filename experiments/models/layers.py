@@ -22,6 +22,8 @@ import numpy as np
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {'gelu': nn.gelu, 'relu': nn.relu}
 # Keeps the keys of what variants draw apart from other keys that start from the same seed.
 FEATURE_STREAM = 0x70657266
+# Variants whose parameters are drawn and not learned.
+DRAWN = ('bigbird', 'performer')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,7 @@ class AttentionSpec:
     num_heads: N.
     num_kv_heads: K.
     is_causal: whether later keys are hidden.
+    max_length: the most positions of a sequence of keys.
     dropout: on attention weights.
     seed: of features, for a variant that draws its parameters rather than learn them.
   """
@@ -46,6 +49,7 @@ class AttentionSpec:
   num_heads: int
   num_kv_heads: int
   is_causal: bool
+  max_length: int
   dropout: float
   seed: int
 
@@ -73,26 +77,42 @@ class Attention(nn.Module):
   instance: int  # differs between all attention layers of a model
   dtype: Any
   deterministic: bool
+  decode: bool = False
 
   @nn.compact
   def __call__(
       self,
       x: Array,
-      context: Array,
+      context: Array | None,
       mask: Array | None,
       bias: Any = None,
       rope_positions: ArrayLike | None = None,
       draw: Array | int = 0,
   ) -> Array:
-    """Returns [B, T, D]; keys and values come from context, whose real tokens mask [B, S] tells."""
+    """Returns [B, T, D]; keys and values come from context, whose real tokens mask [B, S] tells.
+
+    When decoding, causal attention extends its cache by x, of which mask tells the real tokens; and
+    other attention keeps the keys, values and mask of the first call's context.
+    """
     spec, head_dim = self.spec, x.shape[-1] // self.spec.num_heads
     dense = functools.partial(nn.DenseGeneral, use_bias=False, dtype=self.dtype)
     query = dense((spec.num_heads, head_dim), name='query')(x)
-    key = dense((spec.num_kv_heads, head_dim), name='key')(context)
-    value = dense((spec.num_kv_heads, head_dim), name='value')(context)
+
+    def project() -> tuple[Array, Array, Array | None]:
+      key = dense((spec.num_kv_heads, head_dim), name='key')(context)
+      return key, dense((spec.num_kv_heads, head_dim), name='value')(context), mask
+
+    if self.decode and not spec.is_causal:
+      key, value, mask = self.variable('cache', 'context', project).value
+    else:
+      key, value, _ = project()
     if rope_positions is not None:
       query = attn.positions.rope(query, rope_positions)
       key = attn.positions.rope(key, rope_positions)
+    output = dense(x.shape[-1], axis=(-2, -1), name='out')
+    dims = attn.check_qkv(query, key, value)
+    if self.decode and spec.is_causal:
+      return output(self._extend(dims, query, key, value, bias, mask, draw))
     options: dict[str, Any] = dict(spec.options)
     if spec.is_causal:
       options['is_causal'] = True
@@ -100,9 +120,31 @@ class Attention(nn.Module):
       options |= {'dropout_rate': spec.dropout, 'dropout_rng': self.make_rng('dropout')}
     if mask is not None:
       mask = mask[:, None, None, :]
-    params = self._parameters(attn.check_qkv(query, key, value), draw)
-    output = attn.VARIANTS[spec.variant].apply(params, query, key, value, bias, mask, **options)
-    return dense(x.shape[-1], axis=(-2, -1), name='out')(output)
+    params = self._parameters(dims, draw)
+    return output(attn.VARIANTS[spec.variant].apply(params, query, key, value, bias, mask,
+                                                    **options))
+
+  def _extend(self, dims: Any, query: Array, key: Array, value: Array, bias: Any,
+              mask: Array | None, draw: Array | int) -> Array:
+    """Attends to all tokens so far. What a variant draws is drawn once, with the first ones."""
+    spec = self.spec
+    variant = attn.VARIANTS[spec.variant]
+    whole = dims._replace(T=spec.max_length, S=spec.max_length)
+    parameters = functools.partial(self._parameters, whole, draw)
+    drawn = spec.variant in DRAWN
+    params = self.variable('drawn', 'params', parameters).value if drawn else parameters()
+    cost = () if 'block_size' in variant.sizes else ('block_size', 'step_size')
+    options = {name: x for name, x in spec.options if name not in cost}
+    make = functools.partial(variant.init_cache, params, whole, dtype=key.dtype, **options)
+    cache = self.variable('cache', 'tokens', lambda: make(max_length=spec.max_length))
+    output, cache.value = variant.extend(params,
+                                         cache.value,
+                                         query,
+                                         key,
+                                         value,
+                                         bias,
+                                         token_mask=mask)
+    return output
 
   def _parameters(self, dims: Any, draw: Array | int) -> Any:
     """Returns the variant's parameters: learned ones, random blocks, which never change, or
@@ -112,7 +154,7 @@ class Attention(nn.Module):
     if not spec.sizes:
       return {}
     init = functools.partial(attn.VARIANTS[spec.variant].init, **dict(spec.sizes))
-    if spec.variant not in ('performer', 'bigbird'):
+    if spec.variant not in DRAWN:
       return self.param('projections', init, dims._replace(S=spec.parameter_length))
     rng = jax.random.fold_in(jax.random.key(spec.seed), FEATURE_STREAM)
     rng = jax.random.fold_in(rng, self.instance)
@@ -134,6 +176,7 @@ class Block(nn.Module):
   spec: StackSpec
   instance: int
   deterministic: bool
+  decode: bool = False
 
   @nn.compact
   def __call__(
@@ -149,12 +192,11 @@ class Block(nn.Module):
     spec = self.spec
 
     def attend(name: str, attention: AttentionSpec, instance: int) -> Attention:
-      return Attention(attention, instance, spec.dtype, self.deterministic, name=name)
+      return Attention(attention, instance, spec.dtype, self.deterministic, self.decode, name=name)
 
     self_attention = attend('self_attention', spec.self_attention, self.instance)
     x = self._branch('self', x, lambda y: self_attention(y, y, mask, bias, rope_positions, draw))
     if spec.cross_attention is not None:
-      assert context is not None
       cross = attend('cross_attention', spec.cross_attention, self.instance + 1)
       x = self._branch('cross', x, lambda y: cross(y, context, context_mask, draw=draw))
     return self._branch('mlp', x, self._mlp)
@@ -176,6 +218,7 @@ class Stack(nn.Module):
   """Positions, then blocks, then (with the norm before) a last norm."""
   spec: StackSpec
   first_instance: int = 0
+  decode: bool = False
 
   @nn.compact
   def __call__(
@@ -188,20 +231,34 @@ class Stack(nn.Module):
       deterministic: bool = True,
       draw: Array | int = 0,
   ) -> Array:
-    """Returns [B, T, D] from embedded tokens x and, for cross-attention, context [B, S, D]."""
+    """Returns [B, T, D] from embedded tokens x and, for cross-attention, context [B, S, D].
+
+    When decoding, x goes on where the last call ended, and only the first call needs the context.
+    """
     spec = self.spec
-    positions = np.arange(x.shape[1], dtype=np.int32)
+    positions: ArrayLike = np.arange(x.shape[1], dtype=np.int32)
+    if self.decode:
+      assert mask is not None
+      positions = self._next_positions(mask)
     x = self._add_positions(x.astype(spec.dtype), positions)
     x = nn.Dropout(spec.dropout, deterministic=deterministic)(x)
     rope_positions = positions if spec.positions == 'rope' else None
     bias = self._bias()
     block = nn.remat(Block) if spec.remat else Block
     for i in range(spec.num_layers):
-      layer = block(spec, self.first_instance + 2 * i, deterministic, name=f'layer_{i}')
+      instance = self.first_instance + 2 * i
+      layer = block(spec, instance, deterministic, self.decode, name=f'layer_{i}')
       x = layer(x, mask, bias, rope_positions, context, context_mask, draw)
     return LayerNorm(name='norm')(x) if spec.norm == 'pre' else x
 
-  def _add_positions(self, x: Array, positions: np.ndarray) -> Array:
+  def _next_positions(self, mask: Array) -> Array:
+    """The positions [B, T] of tokens that are real where mask is True, behind all before them."""
+    length = self.variable('cache', 'length', lambda: jnp.zeros(len(mask), jnp.int32))
+    positions = length.value[:, None] + jnp.cumsum(mask, 1, dtype=jnp.int32) - 1
+    length.value = positions[:, -1] + 1
+    return jnp.clip(positions, 0, self.spec.max_length - 1)
+
+  def _add_positions(self, x: Array, positions: ArrayLike) -> Array:
     spec = self.spec
     if spec.positions == 'sinusoidal':
       added = attn.positions.sinusoidal(positions, spec.model_dim)
@@ -211,7 +268,7 @@ class Stack(nn.Module):
       added = attn.positions.learned(table, positions)
     else:
       return x
-    return x + added.astype(spec.dtype)[None]
+    return x + added.astype(spec.dtype).reshape((1,) * (3 - added.ndim) + added.shape)
 
   def _bias(self) -> Any:
     """Returns the position bias of self-attention, one for all layers, or None."""

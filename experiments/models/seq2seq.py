@@ -19,17 +19,24 @@ class Seq2Seq(nn.Module):
                batch: dict[str, Array],
                *,
                deterministic: bool = True,
-               draw: Array | int = 0) -> Array:
-    """Returns logits, float32 [B, T, num_classes], by teacher forcing."""
+               draw: Array | int = 0,
+               decode: bool = False) -> Array:
+    """Returns logits, float32 [B, T, num_classes], by teacher forcing.
+
+    Decoding, input_mask says which inputs are real, and only the first call needs the source.
+    """
     embedding = layers.Embedding(self.vocab_size, self.encoder.model_dim, name='embedding')
-    mask = batch['source_mask']
-    context = layers.Stack(self.encoder, name='encoder')(embedding(batch['source']),
-                                                         mask,
-                                                         deterministic=deterministic,
-                                                         draw=draw)
-    x = layers.Stack(self.decoder, first_instance=2 * self.encoder.num_layers,
+    context, mask = None, batch.get('source_mask')
+    if 'source' in batch:
+      context = layers.Stack(self.encoder, name='encoder')(embedding(batch['source']),
+                                                           mask,
+                                                           deterministic=deterministic,
+                                                           draw=draw)
+    x = layers.Stack(self.decoder,
+                     first_instance=2 * self.encoder.num_layers,
+                     decode=decode,
                      name='decoder')(embedding(batch['inputs']),
-                                     None,
+                                     batch['input_mask'] if decode else None,
                                      context,
                                      mask,
                                      deterministic=deterministic,

@@ -17,6 +17,18 @@ RESERVED = 5  # the first id that is an ordinary token
 Batch = dict[str, Array]
 
 
+class Answer(NamedTuple):
+  """How a model writes its answer to a task token by token.
+
+  Attributes:
+    frame: the symbols a person gives to (source, inputs): what the model reads, and what it goes on
+      from; source is empty where there is no encoder.
+    eos_id: the token that ends an answer; None: its length is known.
+  """
+  frame: Callable[[list[int]], tuple[list[int], list[int]]]
+  eos_id: int | None
+
+
 class Task(NamedTuple):
   """A data distribution with its trivial answers.
 
@@ -29,6 +41,8 @@ class Task(NamedTuple):
     guesses: Batch -> {name: integers shaped like targets}, what each trivial baseline answers.
     note: what is learned, and what to compare an accuracy with.
     per_position: whether targets are [B, T]; otherwise they are [B] and the model pools.
+    answer: how it is answered, where the scored targets of a row are one run of tokens that end it;
+      None where a model does not write what it is scored on.
 
   A batch holds int32 tokens, float32 weights and boolean masks (True = a real token):
     decoder: inputs [B, T], targets [B, T], weights [B, T].
@@ -43,6 +57,7 @@ class Task(NamedTuple):
   guesses: Callable[[Batch], dict[str, Array]]
   note: str
   per_position: bool = True
+  answer: Answer | None = None
 
 
 class TaskFamily(NamedTuple):

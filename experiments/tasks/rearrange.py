@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Order = Callable[[Array, Array], Array]
 
-OPTIONS = {'length': 12, 'vocab_size': 32}
+OPTIONS = {'length': 12, 'vocab_size': 32, 'free_running': True}
 
 
 def _copy(symbols: Array, count: Array) -> Array:
@@ -106,6 +106,14 @@ def _guesses(batch: base.Batch, *, is_copy: bool, vocab_size: int) -> dict[str, 
   return guesses
 
 
+def _frame_decoder(symbols: list[int]) -> tuple[list[int], list[int]]:
+  return [], [BOS, *symbols, SEP]
+
+
+def _frame_seq2seq(symbols: list[int]) -> tuple[list[int], list[int]]:
+  return [*symbols, EOS], [BOS]
+
+
 def _make(config: 'Config', *, order: Order, note: str) -> base.Task:
   length = base.size(config, OPTIONS, 'length', 1)
   vocab_size = base.size(config, OPTIONS, 'vocab_size', base.RESERVED + 1)
@@ -120,6 +128,7 @@ def _make(config: 'Config', *, order: Order, note: str) -> base.Task:
       sample=functools.partial(sample, order=order, length=length, vocab_size=vocab_size),
       guesses=functools.partial(_guesses, is_copy=order is _copy, vocab_size=vocab_size),
       note=note,
+      answer=base.Answer(_frame_seq2seq if is_seq2seq else _frame_decoder, EOS),
   )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
   from experiments.config import Config
 
 MQAR_OPTIONS = {'length': 64, 'vocab_size': 64, 'num_pairs': 4, 'random_filler': False}
-INDUCTION_OPTIONS = {'length': 40, 'vocab_size': 20 + base.RESERVED}
+INDUCTION_OPTIONS = {'length': 40, 'vocab_size': 20 + base.RESERVED, 'free_running': True}
 GAP_POWER = 0.01  # a in the gap weights a * g^(a - 1)
 
 
@@ -122,6 +122,7 @@ def _make_induction(config: 'Config') -> base.Task:
       sample=functools.partial(_sample_induction, **sizes),
       guesses=functools.partial(_guess_induction, vocab_size=vocab_size),
       note='recall what followed a trigger; a Transformer of two layers is above 0.97',
+      answer=base.Answer(lambda symbols: ([], symbols), None),
   )
 
 

@@ -1,0 +1,265 @@
+"""Continues prompts with a trained model: `python -m experiments.generate --workdir=runs/mine`."""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from pathlib import Path
+import sys
+from typing import Any
+
+from absl import logging
+from attn import decoding
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import decode
+from experiments.checkpoint import Checkpoints
+from experiments.config import Config, UserError, validate
+from experiments.generate_request import help_text, parse, Request
+from experiments.report import warn
+from experiments.tasks import base
+from experiments.train import build, Experiment
+from experiments.workdir import Workdir
+
+NAMES = {'PAD': base.PAD, 'BOS': base.BOS, 'EOS': base.EOS, 'SEP': base.SEP, 'MASK': base.MASK}
+
+
+def load(workdir: str) -> tuple[Experiment, Any, int]:
+  """The experiment of a run, the parameters of its newest checkpoint, and their step.
+
+  Raises:
+    UserError: there is no run, no checkpoint, or its model writes no tokens.
+  """
+  path = Path(workdir).expanduser().absolute()
+  if not (path / 'config.json').exists():
+    raise UserError(f'{path} is no run: it has no config.json; train one with '
+                    f'--workdir={workdir}')
+  config = _config(path)
+  if config.model == 'encoder':
+    raise UserError(f'{path} is a run of model=encoder, which writes no tokens; train a decoder or '
+                    'seq2seq')
+  experiment = build(config)
+  workspace = Workdir(config)
+  try:
+    for line in workspace.warnings:
+      warn(line)
+    with Checkpoints(path / 'checkpoints', config, warn) as checkpoints:
+      state = checkpoints.restore(experiment.abstract)
+  finally:
+    workspace.close()
+  if state is None:
+    raise UserError(f'{path} has no checkpoint yet; let it train to its first')
+  return experiment, state.params, int(state.step)
+
+
+def _config(path: Path) -> Config:
+  """The Config a run was made with."""
+  try:
+    values = json.loads((path / 'config.json').read_text(encoding='utf-8'))['config']
+    config = dataclasses.replace(Config(**values), workdir=str(path))
+    validate(config)
+  except (ValueError, KeyError, TypeError) as error:
+    raise UserError(f'{path / "config.json"} is damaged or of another version: '
+                    f'{" ".join(str(error).split())}') from None
+  return config
+
+
+def tokens_of(text: str, vocab_size: int) -> list[int]:
+  """The token ids that a prompt names.
+
+  Raises:
+    UserError: a word is neither a token's number nor BOS, EOS, SEP, MASK or PAD.
+  """
+  found = []
+  for word in text.replace(',', ' ').split():
+    if word.upper() not in NAMES and not word.isdecimal():
+      raise UserError(f'prompt {text!r}: {word!r} is no token; tokens are numbers below '
+                      f'{vocab_size}, and {", ".join(NAMES)}')
+    token = NAMES[word.upper()] if word.upper() in NAMES else int(word)
+    if token >= vocab_size:
+      raise UserError(f'prompt {text!r}: the vocabulary is 0 to {vocab_size - 1}; got {token}')
+    found.append(token)
+  return found
+
+
+class Writer:
+  """Answers prompts with one compiled program for all of them."""
+
+  def __init__(self, experiment: Experiment, params: Any, request: Request):
+    self._task, self._request, self._params = experiment.task, request, params
+    self._is_seq2seq = experiment.config.model == 'seq2seq'
+    answer = self._task.answer
+    self.eos_id = None if answer is None else answer.eos_id
+    self._answer = answer
+    self._show: Callable[..., None] = lambda *_: None
+
+    def run(params: Any, batch: decode.Batch, limit: Array, rng: Array) -> Any:
+      step, cache, last = decode.begin(experiment.model, params, batch)
+      length, settings = self._task.target_length, request.settings
+      if request.beam_size:
+        return decoding.beam_search(step,
+                                    cache,
+                                    last,
+                                    beam_size=request.beam_size,
+                                    max_length=length,
+                                    limits=limit[None],
+                                    eos_id=self.eos_id,
+                                    **settings)
+      seen = None
+      if settings['repetition_penalty'] is not None:
+        places = jnp.where(batch['input_mask'], batch['inputs'], self._task.num_classes)
+        seen = jnp.zeros((1, self._task.num_classes), bool).at[0, places[0]].set(True, mode='drop')
+      return decoding.generate(step,
+                               cache,
+                               last,
+                               rng,
+                               max_length=length,
+                               limits=limit[None],
+                               eos_id=self.eos_id,
+                               seen=seen,
+                               callback=lambda *step: self._show(*step),
+                               **settings)
+
+    self._run = jax.jit(run)
+
+  def batch(self, text: str) -> tuple[decode.Batch, int]:
+    """What a model reads for a prompt, and how many tokens it has room to write.
+
+    Raises:
+      UserError: the prompt is empty, too long, or asks for more room than there is.
+    """
+    task, symbols = self._task, tokens_of(text, self._task.vocab_size)
+    source, inputs = ([], symbols) if self._request.raw or self._answer is None else (
+        self._answer.frame(symbols))
+    if self._is_seq2seq and self._request.raw:
+      source, inputs = symbols, [base.BOS]
+    if not inputs or self._is_seq2seq and not source:
+      raise UserError('a prompt has at least one token; got an empty one')
+    batch: decode.Batch = {}
+    for name, mask, row, length in (('inputs', 'input_mask', inputs, task.target_length),
+                                    ('source', 'source_mask', source, task.input_length)):
+      if len(row) > length:
+        raise UserError(f'prompt {text!r} is {len(row)} tokens long, BOS, SEP and EOS included; '
+                        f'the model reads at most {length}')
+      if name == 'inputs' or self._is_seq2seq:
+        padded = np.zeros((1, length), np.int32)
+        padded[0, :len(row)] = row
+        batch |= {name: jnp.asarray(padded), mask: jnp.arange(length)[None] < len(row)}
+    room = task.target_length - len(inputs) + 1
+    wanted = self._request.max_length or room
+    if wanted > room:
+      raise UserError(f'--max_length={wanted} is more than prompt {text!r} leaves room for, '
+                      f'{room} of the {task.target_length} tokens the model was made for')
+    return batch, wanted
+
+  def __call__(self, batch: decode.Batch, room: int, index: int, show: Callable[..., None]) -> Any:
+    """The answer to a prompt; show is told (number, tokens, log_probs) as they come."""
+    self._show = show
+    rng = jax.random.fold_in(jax.random.key(self._request.seed), index)
+    result = jax.block_until_ready(self._run(self._params, batch, jnp.int32(room), rng))
+    jax.effects_barrier()
+    return result
+
+
+def prompts(request: Request) -> Iterator[str]:
+  """The prompts, one after the other.
+
+  Raises:
+    UserError: the file cannot be read.
+  """
+  if request.prompts:
+    yield from request.prompts
+    return
+  try:
+    with (open(request.file, encoding='utf-8')
+          if request.file else contextlib.nullcontext(sys.stdin)) as lines:
+      yield from (line.strip() for line in lines if line.strip())
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'prompts cannot be read from {request.file or "standard input"}: '
+                    f'{error}') from None
+
+
+def _say(text: str, end: str = '\n') -> None:
+  print(text, end=end, flush=True)
+
+
+def _word(token: int, eos_id: int | None) -> str:
+  return 'EOS' if token == eos_id else str(token)
+
+
+def write(request: Request) -> None:
+  """Prints the answer to every prompt.
+
+  Raises:
+    UserError: there is no such run, or a prompt is none of its task's.
+  """
+  experiment, params, step = load(request.workdir)
+  writer = Writer(experiment, params, request)
+  config = experiment.config
+  print(
+      f'{config.task}, {config.model}, step {step} of {config.steps}; vocabulary 0 to '
+      f'{experiment.task.vocab_size - 1}',
+      file=sys.stderr,
+      flush=True)
+  if not request.prompts and not request.file and sys.stdin.isatty():
+    print('a prompt a line; Ctrl-D ends', file=sys.stderr, flush=True)
+  for index, text in enumerate(prompts(request)):
+    try:
+      batch, room = writer.batch(text)
+    except UserError as error:
+      if request.prompts or request.file or not sys.stdin.isatty():
+        raise
+      print(error, file=sys.stderr, flush=True)
+      continue
+    show = functools.partial(_show, writer.eos_id, request.log_probs)
+    if request.beam_size:
+      _say_beams(text, writer(batch, room, index, show), writer.eos_id, request.log_probs)
+    else:
+      _say(f'{text} -> ', end='')
+      writer(batch, room, index, show)
+      _say('')
+
+
+def _show(eos_id: int | None, log_probs: bool, number: Any, tokens: Any, values: Any) -> None:
+  word = _word(int(tokens[0]), eos_id) + (f' ({float(values[0]):.3f})' if log_probs else '')
+  _say(f' {word}' if number else word, end='')
+
+
+def _say_beams(text: str, found: decoding.Beams, eos_id: int | None, log_probs: bool) -> None:
+  for tokens, length, log_prob, score in zip(*(np.asarray(x[0]) for x in found)):
+    if length:
+      words = ' '.join(_word(int(token), eos_id) for token in tokens[:length])
+      total = f' log-probability {log_prob:.4f}' if log_probs else ''
+      _say(f'{text} -> {words}  [score {score:.4f}{total}]')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Returns the exit status: 0, 1 for what failed, 2 for a request that cannot be met."""
+  logging.set_verbosity(logging.FATAL)  # What goes wrong in orbax is told in one line instead.
+  try:
+    request = parse(argv)
+    if request is None:
+      print(help_text())
+      return 0
+    write(request)
+    return 0
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return error.exit_status
+  except BrokenPipeError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+  except KeyboardInterrupt:
+    return 130
+  except OSError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))
