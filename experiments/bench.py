@@ -11,6 +11,7 @@ import attn
 
 from experiments import bench_claims
 from experiments import bench_contenders
+from experiments import bench_decode
 from experiments import bench_extremes
 from experiments import bench_grid
 from experiments import bench_plot
@@ -28,13 +29,19 @@ SHORT: dict[str, Any] = dict(lengths=['512', '1024', '2048'], dtypes=['float32']
 _GRID = {
     'batch', 'heads', 'head_dim', 'lengths', 'dtypes', 'variants', 'rounds', 'memory_gb', 'peers'
 }
-READS = {'grid': _GRID, 'claims': {'rounds'}, 'extremes': {'memory_gb'}}
+READS = {
+    'grid': _GRID,
+    'claims': {'rounds'},
+    'decode': {'rounds', 'variants'},
+    'extremes': {'memory_gb'}
+}
 _HELP = f"""\
 usage: {PROGRAM} [--option=value ...]
 
 Times attention variants and their peers over lengths, forward and with gradients, then the pairs of
-ours and a peer that have a target. --short, --claims and --extremes do only what they say. Writes
-bench.json, bench.csv, bench.md, bench_time.png and bench_memory.png, replacing earlier ones.
+ours and a peer that have a target. --short, --claims, --decode and --extremes do only what they
+say. Writes bench.json, bench.csv, bench.md, bench_time.png and bench_memory.png, replacing earlier
+ones.
 """
 
 
@@ -48,6 +55,10 @@ def define() -> flags.FlagValues:
                        'a grid for two minutes: causal, float32, short, 3 rounds, few peers',
                        flag_values=values)
   flags.DEFINE_boolean('claims', False, 'only the pairs that have a target', flag_values=values)
+  flags.DEFINE_boolean('decode',
+                       False,
+                       'only decode steps: time against position, and bytes of the caches',
+                       flag_values=values)
   flags.DEFINE_boolean('extremes',
                        False,
                        'only compile times, and memory and gradients at great lengths',
@@ -73,7 +84,7 @@ def define() -> flags.FlagValues:
 
 
 class Request(NamedTuple):
-  """A command line that makes sense. parts: which of grid, claims and extremes run."""
+  """A command line that makes sense. parts: which of grid, claims, decode and extremes run."""
   parts: tuple[str, ...]
   short: bool
   out: str
@@ -104,7 +115,7 @@ def parse(argv: Sequence[str]) -> Request | None:
     return None
   if given['short']:
     given |= {name: SHORT[name] for name in SHORT if not flag_values[name].present}
-  alone = [name for name in ('claims', 'extremes') if given[name]]
+  alone = [name for name in ('claims', 'decode', 'extremes') if given[name]]
   parts = alone or (['grid'] if given['short'] or not given['peers'] else ['grid', 'claims'])
   if given['short'] and alone:
     raise UserError(f'--short is about the grid, which --{alone[0]} leaves out; give one of them')
@@ -157,7 +168,7 @@ def run(request: Request, arguments: Sequence[str]) -> int:
   """Measures, writes and prints; returns 1 if one of ours failed."""
   folder = Path(request.out)
   folder.mkdir(parents=True, exist_ok=True)
-  with_peers = request.peers and request.parts != ('extremes',)
+  with_peers = request.peers and bool({'grid', 'claims'} & set(request.parts))
   result: dict[str, Any] = dict(circumstances=bench_report.circumstances(arguments),
                                 missing=bench_torch.missing() if with_peers else {})
 
@@ -168,6 +179,8 @@ def run(request: Request, arguments: Sequence[str]) -> int:
     result['grid'] = bench_grid.run(make_grid(request), save)
   if 'claims' in request.parts:
     result['claims'] = bench_claims.run(request.rounds)
+  if 'decode' in request.parts:
+    result['decode'] = bench_decode.run(request.rounds, request.variants)
   if 'extremes' in request.parts:
     result['extremes'] = bench_extremes.run(1e9 * request.memory_gb)
   bench_report.write(result, folder)

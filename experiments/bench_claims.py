@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import attn
 import jax
 
+from experiments import bench_decode
 from experiments import bench_measure
 from experiments import bench_steps
 from experiments import bench_torch
@@ -17,11 +18,13 @@ from experiments.bench_contenders import Contender, jax_peers, ours, Problem
 from experiments.bench_progress import Progress
 
 BATCH, HEADS, HEAD_DIM = 1, 8, 64
-STEP = 'training step'
+STEP, GENERATE = 'training step', 'generate'
+# Of a model, and of a variant's cache alone.
+DECODE, DECODES = 'decode step', f'{bench_decode.STEPS} decode steps'
 
 
 class Claim(NamedTuple):
-  """mine, peer: labels of contenders, or for a step the names of models."""
+  """mine, peer: labels of contenders, or for a step or a generation names of models or variants."""
   mine: str
   peer: str
   length: int
@@ -48,15 +51,24 @@ CLAIMS = (
     Claim('performer causal', 'performer-pytorch causal', 8192, 'forward', 0.04),
     Claim('decoder, blockwise', 'decoder, jax.nn', bench_steps.LENGTH, STEP, 0.6),
     Claim('decoder, blockwise', 'x-transformers', bench_steps.LENGTH, STEP, 1.0),
+    Claim('local', 'vanilla', 8192, DECODES, 0.15),
+    Claim('performer', 'vanilla', 8192, DECODES, 0.15),
+    Claim('decoder, vanilla', 'x-transformers', 8192, DECODE, 1.0),
+    Claim('decoder, vanilla', 'x-transformers', bench_decode.PROMPT + bench_decode.NEW, GENERATE,
+          0.7),
 )
 _PACKAGES = {
     'torch SDPA': 'torch',
     'PyPI linformer': 'linformer',
 }
-STEPS: dict[str, Callable[[int], Callable[[], None]]] = {
-    'decoder, blockwise': lambda length: bench_steps.flax_step('blockwise', length),
-    'decoder, jax.nn': lambda length: bench_steps.flax_step('jax.nn', length),
-    'x-transformers': bench_steps.torch_step,
+MODELS: dict[tuple[str, str], Callable[[int], Callable[[], None]]] = {
+    ('decoder, blockwise', STEP): lambda length: bench_steps.flax_step('blockwise', length),
+    ('decoder, jax.nn', STEP): lambda length: bench_steps.flax_step('jax.nn', length),
+    ('x-transformers', STEP): bench_steps.torch_step,
+    ('decoder, vanilla', DECODE): bench_decode.flax_step,
+    ('x-transformers', DECODE): bench_decode.torch_step,
+    ('decoder, vanilla', GENERATE): bench_decode.flax_generate,
+    ('x-transformers', GENERATE): bench_decode.torch_generate,
 }
 
 
@@ -66,13 +78,15 @@ def _absent(label: str) -> str | None:
   if (package := _PACKAGES.get(name, name)) in bench_torch.PACKAGES:
     absent = bench_torch.missing().get(package)
     return absent and f'not installed: {absent}'
-  known = {*attn.VARIANTS, *STEPS, 'jax.nn'}
+  known = {*attn.VARIANTS, *(model for model, _ in MODELS), 'jax.nn'}
   return None if name in known else f'attn has no variant {name}'
 
 
 def _call(label: str, claim: Claim, contenders: dict[str, Contender]) -> Callable[[], Any]:
-  if claim.direction == STEP:
-    return STEPS[label](claim.length)
+  if (label, claim.direction) in MODELS:
+    return MODELS[label, claim.direction](claim.length)
+  if claim.direction == DECODES:
+    return bench_decode.attention_steps(label, claim.length, claim.length)
   problem = Problem(BATCH, claim.length, HEADS, HEAD_DIM, 'float32')
   return contenders[label].prepare(problem, claim.direction).run
 

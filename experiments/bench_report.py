@@ -79,6 +79,8 @@ def markdown(result: dict[str, Any]) -> str:
     parts += _grid(result['grid'])
   if 'claims' in result:
     parts += _claims(result['claims'])
+  if 'decode' in result:
+    parts += _decode(result['decode'])
   if 'extremes' in result:
     parts += _extremes(result['extremes'])
   if result.get('missing'):
@@ -212,6 +214,21 @@ def _claims(claims: Sequence[Cell]) -> list[str]:
       'Milliseconds (spread), medians of rounds in which the two take turns. '
       'Gradient: forward + gradient. Float32, batch 1, 8 heads of 64.',
       table(['ours', 'peer', 'T', '', 'ours', 'peer', 'ratio', 'target'], rows)
+  ]
+
+
+def _decode(rows: Sequence[dict[str, Any]]) -> list[str]:
+  positions = [step['position'] for step in rows[0]['steps']] if rows else []
+  lines = [[
+      row['label'], *(f'{1e6 * step["median"]:.0f} ({step["spread"]:.0%})'
+                      for step in row['steps']), f'{row["state_bytes"] / 1e6:.2f}'
+  ]
+           for row in rows]
+  return [
+      '## Decoding',
+      'Microseconds of a step (spread), its token the one at the position; megabytes '
+      'of a cache for as many tokens as the last. Float32, one row, 8 heads of 64.',
+      table(['', *(f'position {p}' for p in positions), 'cache'], lines)
   ]
 
 

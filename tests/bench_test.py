@@ -288,7 +288,7 @@ def test_a_claim_is_the_ratio_of_medians(result):
 
 def test_claims_name_contenders_that_exist():
   names = {*bench_contenders.OPTIONS, 'jax.nn', *(peer.name for peer in bench_torch.PEERS)}
-  names |= set(bench_claims.STEPS)
+  names |= {model for model, _ in bench_claims.MODELS}
   for claim in bench_claims.CLAIMS:
     assert {claim.mine.removesuffix(' causal'), claim.peer.removesuffix(' causal')} <= names
 

@@ -13,6 +13,9 @@ SUMMARY = dict(
 
 def test_a_cell_has_the_best_baseline_beside_the_model():
   assert families.cell(SUMMARY) == '0.988 (majority 0.250)'
+  model = SUMMARY['scores']['model'] | dict(exact_match=.5, free_running=.25)
+  written = dict(scores=SUMMARY['scores'] | dict(model=model))
+  assert families.cell(written) == '0.988 (majority 0.250); 0.500, 0.250'
 
 
 def test_every_run_is_one_that_the_program_accepts():
