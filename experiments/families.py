@@ -59,7 +59,7 @@ def _halfway(workdir: Path) -> bool:
 
 
 def cell(summary: dict) -> str:
-  """The model's accuracy and the best baseline's; whole answers right, and those it writes itself."""
+  """Accuracy and the best baseline's; whole answers right, and those that it writes itself."""
   scores = dict(summary['scores'])
   model = scores.pop('model')
   best = max(scores, key=lambda name: scores[name]['accuracy'])

@@ -14,7 +14,7 @@ README = Path(__file__).parents[1].joinpath('README.md').read_text(encoding='utf
 
 def test_code_runs_and_vmap_gives_the_same():
   blocks = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
-  assert len(blocks) == 3
+  assert len(blocks) == 5
   names: dict = {}
   for block in blocks[:2]:
     exec(block, names)
@@ -26,6 +26,17 @@ def test_code_runs_and_vmap_gives_the_same():
   assert linen.shape == names['module'](x).shape == x.shape
   later = x.at[:, 3:].add(1.)
   assert jnp.array_equal(names['module'](x)[:, :3], names['module'](later)[:, :3])
+
+
+def test_decoding_code_gives_one_pass_and_writes_with_a_model_that_is_not_ours():
+  blocks = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
+  names: dict = {}
+  for block in (blocks[0], *blocks[3:]):
+    exec(block, names)
+  together = jnp.concatenate([names['first'], names['rest']], 1)
+  np.testing.assert_allclose(together, names['output'], atol=2e-6)
+  assert names['drawn'].tokens.shape == (2, 20) and names['best'].tokens.shape == (2, 4, 20)
+  assert np.all(np.isfinite(names['best'].scores))
 
 
 def test_variants_table_is_current():
