@@ -86,6 +86,7 @@ def init(name: str, memory: Memory, params: Any, dims: Dims, dtype: Any, max_len
                      'grows with them; got None')
   if not jnp.issubdtype(dtype, jnp.floating):
     raise ValueError(f'dtype must be a floating-point dtype; got {jnp.dtype(dtype)}')
+  options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
   kept, chunk = memory.init(params, dims, dtype, max_length, **options)
   return Cache(jnp.zeros(dims.leading, jnp.int32), jnp.zeros(dims.leading, bool), kept, name,
                (dims.K, dims.H, dims.Hv), jnp.dtype(dtype), max_length, chunk,

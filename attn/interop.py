@@ -11,6 +11,7 @@ Where T differs from S, as in cached decoding, a pattern must know where the que
 last key that their row of the mask shows.
 """
 
+import inspect
 from typing import Any, Callable
 
 import jax.numpy as jnp
@@ -36,12 +37,15 @@ def jax_nn_attention_fn(name: str,
   Returns:
     a function of query, key, value, bias, mask and the keywords of jax.nn.
 
+  Raises:
+    ValueError, TypeError: name is no variant, or it has no such option.
+
   Raises, when called:
     ValueError: local_window_size is given to another variant than local.
     NotImplementedError: return_residual or another implementation than 'xla' is asked for, or what
       the variant does not have.
   """
-  _check_name(name)
+  _check(name, params, options, needed=False)
 
   def attention(query,
                 key,
@@ -93,9 +97,20 @@ def _shorter(name: str, lengths: Array, size: int, dims: Dims) -> Array:
   return places < lengths[..., None]
 
 
-def _check_name(name: str) -> None:
+def _check(name: str, params: Params | None, options: dict[str, Any], needed: bool) -> None:
+  """Checks the names of a variant, its arrays and its options; where needed, that none is missing.
+  """
   if name not in VARIANTS:
     raise ValueError(f'name must be one of {", ".join(VARIANTS)}; got {name!r}')
+  known = inspect.signature(VARIANTS[name].attention).parameters
+  options = options | (params or {})
+  for option in options:
+    if option not in known:
+      raise TypeError(f'{name}_attention has no {option}; its own are: '
+                      f'{", ".join(VARIANTS[name].options) or "none"}')
+  for option in VARIANTS[name].options:
+    if needed and option not in options and known[option].default is inspect.Parameter.empty:
+      raise TypeError(f'{name}_attention needs {option}, among the options or in params')
 
 
 def linen_attention_fn(name: str,
@@ -110,6 +125,9 @@ def linen_attention_fn(name: str,
 
   Returns:
     a function of query, key, value [..., length, heads, head_dim] and of what linen passes by name.
+
+  Raises:
+    ValueError, TypeError: name is no variant, or an option is not the variant's, or missing.
 
   Raises, when called:
     ValueError: dropout is to be shared by batch and heads; the module's broadcast_dropout must be
@@ -141,7 +159,7 @@ def _refuse(name: str, **options: Any) -> None:
 def _attention_fn(name: str, params: Params | None, options: dict[str,
                                                                   Any]) -> Callable[..., Array]:
   """What both frameworks ask for, in this package's terms."""
-  _check_name(name)
+  _check(name, params, options, needed=True)
 
   # linen passes a keyword only where the signature names it; nnx passes all it has.
   def attention_fn(query,

@@ -67,6 +67,11 @@ def read(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
   """
   try:
     return values(list(argv))
+  except flags.UnrecognizedFlagError as error:
+    name = error.flagname.replace('-', '_').removeprefix('no_')
+    if error.flagname.startswith(('no-', 'no_')) and name in values:
+      raise UserError(f'--{error.flagname} is no flag; did you mean --no{name}?') from None
+    raise UserError(' '.join(str(error).replace(' ?', '?').split())) from None
   except flags.Error as error:
     raise UserError(' '.join(str(error).replace(' ?', '?').split())) from None
 

@@ -296,3 +296,10 @@ def test_init_gives_what_apply_takes(name):
   own = {k: v for k, v in OWN[name].items() if k not in expected}
   out = variant.apply(first, *[jnp.asarray(array) for array in qkv().values()], **own)
   assert out.shape == (2, T, 4, 5) and np.isfinite(out).all()
+
+
+@pytest.mark.parametrize('rng, got', [(0, 'int'), ('key', 'str'), (None, 'None')])
+def test_dropout_needs_a_key(rng, got):
+  query = jnp.ones((1, 3, 2, 4))
+  with pytest.raises(ValueError, match=f'dropout_rng.*got {got}'):
+    attn.vanilla_attention(query, query, query, dropout_rate=0.1, dropout_rng=rng)

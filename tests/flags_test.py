@@ -29,6 +29,9 @@ REFUSED = [
     ('--num_pairs=3', '--num_pairs is not read .*task mqar'),
     ('--attention=local --window=8 --kernel=relu', '--kernel is not read .*performer'),
     ('--vocab_size=2', 'vocab_size'),
+    ('--no-remat', '--no-remat is no flag; did you mean --noremat?'),
+    ('--no_remat', '--no_remat is no flag; did you mean --noremat?'),
+    ('--no-such', "Unknown command line flag 'no-such'"),
     ('--verbosity=1', "Unknown command line flag 'verbosity'"),
 ]
 

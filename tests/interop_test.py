@@ -246,3 +246,19 @@ def test_nnx_gradients_and_dropout():
   assert not np.allclose(first, second)
   np.testing.assert_array_equal(dropping(inputs(), deterministic=True),
                                 dropping(inputs(), deterministic=True))
+
+
+def test_names_are_checked_when_a_function_is_made():
+  makers = (attn.interop.linen_attention_fn, attn.interop.nnx_attention_fn,
+            attn.interop.jax_nn_attention_fn)
+  for make in makers:
+    with pytest.raises(ValueError, match='name must be one of vanilla'):
+      make('dense')
+    with pytest.raises(TypeError, match='local_attention has no windw; its own are: window'):
+      make('local', windw=3)
+    with pytest.raises(TypeError, match='local_attention has no features'):
+      make('local', {'features': np.ones((3, 4), np.float32)}, window=3)
+  for make in makers[:2]:
+    with pytest.raises(TypeError, match='local_attention needs window'):
+      make('local')
+  makers[2]('local')  # jax.nn's call may say local_window_size
