@@ -1,6 +1,5 @@
 """Decode steps are measured where they say they are, and land in the report."""
 
-import attn
 from experiments import bench
 from experiments import bench_decode
 from experiments import bench_report
@@ -14,9 +13,10 @@ def small(monkeypatch):
     monkeypatch.setattr(bench_decode, name, value)
 
 
-def test_every_variant_has_its_steps_and_bytes(small):
-  rows = bench_decode.run(1, positions=[8, 16])
-  assert [row['label'] for row in rows] == list(attn.VARIANTS)
+def test_variants_have_their_steps_and_bytes(small):
+  variants = ['vanilla', 'bigbird', 'performer']
+  rows = bench_decode.run(1, variants, positions=[8, 16])
+  assert [row['label'] for row in rows] == variants
   for row in rows:
     assert [step['position'] for step in row['steps']] == [8, 16]
     assert all(step['median'] > 0 for step in row['steps'])

@@ -145,7 +145,7 @@ def _beam_search(data, dtype) -> Computed:
   options = dict(max_length=4, eos_id=0, pad_id=-1)
   for name in [name for name in data if name.startswith('out_tokens')]:
     _, _, model, norm = name.split('_')
-    for width in (4, 100):
+    for width in (4, 100) if dtype == 'float64' else (4,):
       found = attn.decoding.beam_search(*table_step(data['in_probs_' + model]),
                                         beam_size=width,
                                         num_results=3,

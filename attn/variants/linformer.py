@@ -102,25 +102,25 @@ def linformer_attention(
     call = call._replace(key=hold(call.key), value=hold(call.value))
     call = calls.forget_blind(call, keys_seen)
   slots = _slots(call, key_projection, value_projection, keys_seen if is_causal else None)
+  shape = (*dims.leading, dims.K, dims.G, dims.T)
   if is_causal:
     size = key_projection.shape[-2]
     before = spec._replace(visible=masks.causal() & masks.other_block(size), forget=True)
     own = spec._replace(visible=masks.causal() & masks.same_block(size))
-    state = _reshape(tiles.attend(slots, before), call)
+    state = _reshape(tiles.attend(slots, before), shape)
     if query_positions is None and dims.T:
       state = softmax.merge(state, fixed.own_block(whole, own, size, True, None, None))
     else:
       state = softmax.merge(state, tiles.attend(whole, own))
   else:
-    state = _reshape(tiles.attend(slots, spec), call)
+    state = _reshape(tiles.attend(slots, spec), shape)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
 
-def _reshape(state: State, call: Call) -> State:
-  """A state whose heads are grouped as the slots needed, as the call's [..., K, G, T]."""
-  shape = call.query.shape[:-1]
+def _reshape(state: State, shape: tuple[int, ...]) -> State:
+  """A state whose heads are grouped as the slots needed, as `shape` [..., K, G, T]."""
   return State(state.max.reshape(shape), state.sum.reshape(shape),
-               state.weighted.reshape(*shape, -1))
+               state.weighted.reshape(*shape, state.weighted.shape[-1]))
 
 
 def _check_projections(key_projection: ArrayLike, value_projection: ArrayLike, dims: Dims,
@@ -246,10 +246,11 @@ def _extend_memory(params: dict[str, Array], kept: _Kept, call: Call, spec: Spec
   before = spec._replace(visible=masks.causal() & masks.other_block(size))
   state = softmax.merge(stores.visit_store(by_slots, before._replace(forget=False), kept.slots),
                         stores.visit(by_slots, before))
+  state = _reshape(state, call.query.shape[:-1])
   inside = spec._replace(visible=masks.causal() & masks.same_block(size))
   beside = call._replace(key_positions=jnp.where(p // size > segment, p, cache.FAR))
   for seen in (stores.visit_store(call, inside, held), stores.visit(beside, inside)):
-    state = softmax.merge(_reshape(state, call), seen)
+    state = softmax.merge(state, seen)
   p = stores.after(call, state).key_positions
   place = segment * rank + axes.ranked(np.arange(rank, dtype=np.int32), segment.ndim)
   slots = stores.write(kept.slots, jnp.where(ends(p), place, beyond), by_slots)
