@@ -149,13 +149,19 @@ def check_scale(scale: float | None, head_dim: int) -> float:
   return float(scale)
 
 
+def check_key(name: str, rng: Any) -> Array:
+  """Returns a key of jax.random."""
+  if not is_array(rng):
+    raise ValueError(f'{name} must be a key such as jax.random.key(0); got {type(rng).__name__}')
+  return rng
+
+
 def check_dropout(rate: float, rng: Array | None) -> float:
   """Returns the dropout rate, in [0, 1); a positive one needs a key."""
   if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
     raise ValueError(f'dropout_rate must be a Python number in [0, 1); got {rate!r}')
-  if rate and rng is not None and not is_array(rng):
-    raise ValueError('dropout_rng must be a key such as jax.random.key(0); '
-                     f'got {type(rng).__name__}')
+  if rate and rng is not None:
+    check_key('dropout_rng', rng)
   if rate and rng is None:
     raise ValueError(f'dropout_rate = {rate} needs dropout_rng; got None: pass a jax.random.key')
   return float(rate)

@@ -10,6 +10,7 @@ has fed the prompt but for its last token, so neither function knows of prompts:
 matter of the caller's cache. Both are one loop inside, to be compiled once by a jit around them.
 """
 
+import numbers
 from typing import Any, Callable, NamedTuple
 
 import jax
@@ -98,11 +99,11 @@ def generate(step: Step,
     ValueError: an argument is out of range, or step does not keep the form of its state.
   """
   tokens, V = _check(step, state, tokens)
-  length = checks.check_int('max_length', max_length, 0)
-  _check_ids(eos_id, V)
+  length = checks.check_int('max_length', max_length, 1)
+  _check_ids(eos_id, pad_id, V)
   if rng is None and not _is_zero(temperature):
     raise ValueError(f'rng must be a key unless temperature is 0; got None and {temperature}')
-  rng = jax.random.key(0) if rng is None else rng
+  rng = jax.random.key(0) if rng is None else checks.check_key('rng', rng)
   if seen is not None and repetition_penalty is None:
     raise ValueError('seen is read with a repetition_penalty only; got none')
   B, rows = len(tokens), jnp.arange(len(tokens), dtype=jnp.int32)
@@ -198,7 +199,7 @@ def beam_search(step: Step,
   if n > k:
     raise ValueError(f'num_results must be at most beam_size; got {n} and {k}')
   length = checks.check_int('max_length', max_length, 1)
-  _check_ids(eos_id, V)
+  _check_ids(eos_id, pad_id, V)
   B = len(tokens)
   limits = _check_limits(limits, B, length)
   rows, beams = jnp.arange(B, dtype=jnp.int32)[:, None], jnp.arange(k, dtype=jnp.int32)[None]
@@ -285,8 +286,8 @@ def _normalisers(length_penalty: Any, length: int) -> tuple[np.ndarray, np.ndarr
   lengths = np.arange(1., length + 1)
   if callable(length_penalty):
     norms = np.asarray(length_penalty(lengths), np.float64)
-  elif isinstance(length_penalty, (int, float)) and not isinstance(length_penalty, bool):
-    norms = lengths**length_penalty
+  elif isinstance(length_penalty, numbers.Real) and not isinstance(length_penalty, bool):
+    norms = lengths**float(length_penalty)
   else:
     raise ValueError('length_penalty must be a number or a function of lengths; '
                      f'got {length_penalty!r}')
@@ -325,9 +326,12 @@ def _check(step: Step, state: Any, tokens: ArrayLike) -> tuple[Array, int]:
   return tokens, logits.shape[-1]
 
 
-def _check_ids(eos_id: int | None, V: int) -> None:
+def _check_ids(eos_id: int | None, pad_id: int, V: int) -> None:
   if eos_id is not None and not 0 <= checks.check_int('eos_id', eos_id, 0) < V:
     raise ValueError(f'eos_id must be one of the V = {V} tokens or None; got {eos_id}')
+  if isinstance(pad_id, bool) or not isinstance(pad_id,
+                                                (int, np.integer)) or abs(pad_id) > checks.MOST:
+    raise ValueError(f'pad_id must be an integer that fits int32; got {pad_id!r}')
 
 
 def _check_limits(limits: ArrayLike | None, B: int, length: int) -> Array:

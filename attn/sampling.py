@@ -147,7 +147,7 @@ def sample(rng: Array, logits: ArrayLike) -> Array:
   The draw of row i of a batch depends on rng, i and the row's logits, and on no other row.
   """
   logits = _check_logits(logits)
-  rows = logits.reshape(-1, logits.shape[-1])
+  rng, rows = checks.check_key('rng', rng), logits.reshape(-1, logits.shape[-1])
   rngs = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(len(rows)))
   tokens = jax.vmap(jax.random.categorical)(rngs, rows)
   return tokens.reshape(logits.shape[:-1]).astype(jnp.int32)

@@ -315,8 +315,12 @@ def test_errors_name_what_is_wrong():
   cast = lambda state, tokens: (step(state, tokens)[0], state | {'row': jnp.zeros(2)})
   attempts = (
       ('rng must be a key unless temperature is 0', generate),
+      ('rng must be a key such as jax.random.key.0.; got int', lambda: generate(0)),
+      ('pad_id must be an integer that fits int32; got 1.5',
+       lambda: generate(jax.random.key(0), pad_id=1.5)),
+      ('pad_id must be an integer', lambda: search(beam_size=2, pad_id=2**40)),
       ('eos_id must be one of the V = 3 tokens', lambda: generate(jax.random.key(0), eos_id=3)),
-      ('max_length must be', lambda: generate(jax.random.key(0), max_length=-1)),
+      ('max_length must be', lambda: generate(jax.random.key(0), max_length=0)),
       (r'limits must be integers \[B\] = \(2,\); got int32 \(3,\)',
        lambda: generate(jax.random.key(0), limits=jnp.ones(3, jnp.int32))),
       ('seen is read with a repetition_penalty only',
