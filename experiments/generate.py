@@ -46,8 +46,6 @@ def load(workdir: str) -> tuple[Experiment, Any, int]:
   experiment = build(config)
   workspace = Workdir(config)
   try:
-    for line in workspace.warnings:
-      warn(line)
     with Checkpoints(path / 'checkpoints', config, warn) as checkpoints:
       state = checkpoints.restore(experiment.abstract)
   finally:
