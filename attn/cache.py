@@ -105,8 +105,9 @@ def extend(memory: Memory, visible: Predicate | None, params: Any, cache: Cache,
   overflow = cache.overflow
   if cache.max_length is not None:
     fits = positions < cache.max_length
-    overflow |= jnp.any(real & ~fits, -1)
-    _refuse_overflow(cache, dims.T if token_mask is None else 0, overflow)
+    beyond = jnp.any(real & ~fits, -1)
+    overflow |= beyond
+    _refuse_overflow(cache, dims.T, token_mask is None, beyond)
     real &= fits
   q, k, v = calls.heads_first(query, key, value, dims)
   hold = lambda x, axes: jnp.where(jnp.expand_dims(real, axes), x, jnp.zeros_like(x))
@@ -180,18 +181,18 @@ def _check_token_mask(token_mask: ArrayLike | None, dims: Dims) -> Array:
   return jnp.asarray(token_mask)
 
 
-def _refuse_overflow(cache: Cache, length: int, overflow: Array) -> None:
+def _refuse_overflow(cache: Cache, length: int, all_real: bool, beyond: Array) -> None:
   """Raises where it is known before the program runs that a cache is too short."""
   most = cache.max_length
   assert most is not None
-  if length > most:
+  if all_real and length > most:
     raise ValueError(f'a cache of max_length = {most} cannot take T = {length} tokens; make a '
                      'longer cache')
-  if not isinstance(overflow, jax.core.Tracer) and np.any(overflow & ~cache.overflow):
-    rows = np.argwhere(np.asarray(overflow)).tolist()
+  if not isinstance(beyond, jax.core.Tracer) and np.any(beyond):
+    rows = np.argwhere(np.asarray(beyond)).tolist()
     raise ValueError(f'a cache of max_length = {most} that holds '
-                     f'{np.asarray(cache.length).tolist()} tokens cannot take {length} more in the '
-                     f'rows {rows}; make a longer cache')
+                     f'{np.asarray(cache.length).tolist()} tokens cannot take the real ones of '
+                     f'{length} more in the rows {rows}; make a longer cache')
 
 
 def _in_chunks(step: Callable[..., tuple[State, Any]], kept: Any, call: Call, spec: Spec,

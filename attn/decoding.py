@@ -34,7 +34,9 @@ class Generated(NamedTuple):
     lengths: int32 [B], the tokens of each row, its eos_id included.
     log_probs: [B, max_length], the model's own log-probability of each token, before any filter; 0
       behind the end.
-    state: the step's state; all tokens but the last of each row have been fed.
+    state: the step's state after as many steps as the longest row took. A row that ended earlier
+      was fed its last token again in every further one: only the longest rows can go on from here,
+      and a cache needs room for as many steps in every row.
   """
   tokens: Array
   lengths: Array

@@ -141,7 +141,7 @@ FAULTS = (
           'fits = positions < cache.max_length', 'fits = positions < 10**6',
           'tests/cache_test.py::beyond'),
     Fault('a segment is projected before it is complete', 'attn/variants/linformer.py',
-          'p == segment * size + size - 1', 'p == segment * size + size - 2',
+          'last = segment * size + size - 1', 'last = segment * size + size - 2',
           'tests/cache_test.py::pieces and linformer'),
     Fault('random blocks share a place too early', 'attn/variants/bigbird.py', 'if end < block',
           'if end < block + 1', 'tests/cache_test.py::bigbird_keeps'),

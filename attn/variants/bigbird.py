@@ -261,7 +261,8 @@ def _init_memory(params: dict[str, Array], dims: Dims, dtype: Any, max_length: i
     raise ValueError(f'random_blocks must list {-(-max_length // size)} blocks of block_size = '
                      f'{size} for max_length = {max_length}; got {blocks.shape}')
   chosen = choose(blocks, True)
-  place = _place(chosen)
+  with jax.ensure_compile_time_eval():  # known lists stay known under jit and eval_shape
+    place = _place(choose(_check_blocks(params['random_blocks']), True))
   number, r = int(place.max(initial=-1)) + 1, chosen.shape[-1]
   near, first, listed = (stores.empty(dims, n * size, dtype) for n in (2, 1, number))
   where = jnp.broadcast_to(jnp.asarray(place, jnp.int32), (*dims.leading, len(place)))

@@ -226,7 +226,8 @@ def _extend_memory(params: dict[str, Array], kept: _Kept, call: Call, spec: Spec
   size, rank = projections[0].shape[-2:]
   p, beyond = call.key_positions, kept.slots.positions.shape[-1]
   segment = jnp.min(p, -1, keepdims=True) // size  # the one that is open
-  ends = lambda p: jnp.any(p == segment * size + size - 1, -1, keepdims=True)
+  last = segment * size + size - 1
+  ends = lambda p: jnp.any((p == last) & (p < cache.FAR), -1, keepdims=True)
   in_it = (p // size == segment) & (p < cache.FAR)
   held = stores.write(kept.open, jnp.where(in_it, p % size, size), call)
   first = jnp.where(ends(p), segment * size, cache.FAR)
