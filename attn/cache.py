@@ -31,7 +31,8 @@ FAR = 2**30
 
 @functools.partial(jax.tree_util.register_dataclass,
                    data_fields=('length', 'overflow', 'kept'),
-                   meta_fields=('variant', 'heads', 'dtype', 'max_length', 'chunk', 'options'))
+                   meta_fields=('variant', 'heads', 'dtype', 'max_length', 'chunk', 'arrays',
+                                'options'))
 @dataclasses.dataclass(frozen=True)
 class Cache:
   """What a variant keeps of the tokens so far; a pytree whose arrays all lead with the batch axes.
@@ -47,6 +48,7 @@ class Cache:
     dtype: of queries, keys and values.
     max_length: the most tokens a row may have; None for any number.
     chunk: the most tokens taken in at once; None for any number.
+    arrays: names, kinds and shapes of the variant's arrays.
     options: the variant's own options.
   """
   length: Array
@@ -57,6 +59,7 @@ class Cache:
   dtype: Any
   max_length: int | None
   chunk: int | None
+  arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
   options: tuple[tuple[str, Any], ...]
 
 
@@ -79,17 +82,16 @@ class Memory(NamedTuple):
 def init(name: str, memory: Memory, params: Any, dims: Dims, dtype: Any, max_length: int | None,
          options: dict[str, Any]) -> Cache:
   """An empty cache; see `Variant.init_cache`."""
+  dims, dtype = checks.check_dims(dims), _check_dtype(dtype)
   if max_length is not None:
     max_length = checks.check_int('max_length', max_length, 1)
   elif memory.grows:
     raise ValueError(f'max_length must say how many tokens a cache of {name} may hold, since it '
                      'grows with them; got None')
-  if not jnp.issubdtype(dtype, jnp.floating):
-    raise ValueError(f'dtype must be a floating-point dtype; got {jnp.dtype(dtype)}')
   options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
   kept, chunk = memory.init(params, dims, dtype, max_length, **options)
   return Cache(jnp.zeros(dims.leading, jnp.int32), jnp.zeros(dims.leading, bool), kept, name,
-               (dims.K, dims.H, dims.Hv), jnp.dtype(dtype), max_length, chunk,
+               (dims.K, dims.H, dims.Hv), dtype, max_length, chunk, _described(params),
                tuple(sorted(options.items())))
 
 
@@ -98,7 +100,7 @@ def extend(memory: Memory, visible: Predicate | None, params: Any, cache: Cache,
            scale: float | None) -> tuple[Array, Cache]:
   """The attention of new tokens, and the cache after them; see `Variant.extend`."""
   dims = checks.check_qkv(query, key, value)
-  _check(cache, dims, query.dtype, bias)
+  _check(cache, params, dims, query.dtype, bias)
   real = _check_token_mask(token_mask, dims)
   scale = checks.check_scale(scale, dims.H)
   positions = cache.length[..., None] + jnp.cumsum(real, -1, dtype=jnp.int32) - 1
@@ -147,7 +149,34 @@ def size(cache: Any) -> int:
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
 
 
-def _check(cache: Cache, dims: Dims, dtype: Any, bias: Any) -> None:
+def _described(params: dict[str, Any]) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+  """Names, kinds and shapes of a variant's arrays, which a cache depends on."""
+  kinds = {'floating': jnp.floating, 'integer': jnp.integer}
+  kind = lambda x: next((k for k, v in kinds.items() if jnp.issubdtype(x.dtype, v)), str(x.dtype))
+  return tuple(
+      (name, kind(x), tuple(x.shape)) if checks.is_array(x) else (name, type(x).__name__, ())
+      for name, x in sorted(params.items()))
+
+
+def _check_dtype(dtype: Any) -> Any:
+  try:
+    found = None if dtype is None else jnp.dtype(dtype)
+  except TypeError:
+    found = None
+  if found is None or not jnp.issubdtype(found, jnp.floating):
+    raise ValueError(
+        f'dtype must be a floating-point dtype; got {dtype if found is None else found}')
+  if jax.dtypes.canonicalize_dtype(found) != found:
+    raise ValueError(f'dtype is {found}, which jax has with jax_enable_x64 only; set that, or '
+                     'give float32')
+  return found
+
+
+def _check(cache: Cache, params: dict[str, Any], dims: Dims, dtype: Any, bias: Any) -> None:
+  for (name, *ours), (_, *theirs) in zip(_described(params), cache.arrays):
+    if ours != theirs:
+      was, got = (' '.join(map(str, x)) for x in (theirs, ours))
+      raise ValueError(f'params must be those the cache was made with; {name} was {was}, got {got}')
   if cache.length.shape != dims.leading:
     raise ValueError(f'query must have the batch axes of the cache, {cache.length.shape}; got '
                      f'{dims.leading}')

@@ -14,14 +14,17 @@ from attn.axes import Array, ArrayLike, Dims
 MOST = 2**31 - 1
 
 
-def int32(x: ArrayLike) -> ArrayLike:
+def int32(x: ArrayLike, name: str = 'positions and segment ids') -> ArrayLike:
   """Integers as int32, whose differences have a sign whatever they were; NumPy stays NumPy.
 
   Raises:
     ValueError: a number known before the program runs does not fit.
   """
-  if isinstance(x, np.ndarray) and x.size and (x.min() < -MOST or x.max() > MOST):
-    raise ValueError(f'positions and segment ids must fit int32; got {x.min()} to {x.max()}')
+  wider = x.dtype.itemsize > 4 or x.dtype == np.uint32
+  if (wider or isinstance(x, np.ndarray)) and x.size and not isinstance(x, jax.core.Tracer):
+    known = np.asarray(x)
+    if known.min() < -MOST or known.max() > MOST:
+      raise ValueError(f'{name} must fit int32; got {known.min()} to {known.max()}')
   return x.astype(np.int32)
 
 
@@ -63,6 +66,25 @@ def check_qkv(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Dims:
     raise ValueError('query, key and value must have one dtype; '
                      f'got {query.dtype}, {key.dtype}, {value.dtype}: cast them first')
   return Dims(tuple(leading), T, S, N, K, H, Hv)
+
+
+def check_dims(dims: Any) -> Dims:
+  """Returns sizes that were given as they are, and not by arrays.
+
+  Raises:
+    TypeError: they are no Dims.
+    ValueError: a size or axis is none, or N is no multiple of K.
+  """
+  if not isinstance(dims, Dims):
+    raise TypeError('dims must be attn.Dims, as check_qkv(query, key, value) gives them; '
+                    f'got {type(dims).__name__}')
+  leading = tuple(check_int('dims.leading', x, 0) for x in dims.leading)
+  T, S = (check_int(f'dims.{name}', getattr(dims, name), 0) for name in ('T', 'S'))
+  N, K, H = (check_int(f'dims.{name}', getattr(dims, name), 1) for name in ('N', 'K', 'H'))
+  dims = Dims(leading, T, S, N, K, H, check_int('dims.Hv', dims.Hv, 0))
+  if dims.N % dims.K:
+    raise ValueError(f'dims.N must be a multiple of dims.K; got {dims.N} and {dims.K}')
+  return dims
 
 
 def check_logits_like(name: str, x: ArrayLike, dims: Dims) -> None:

@@ -173,7 +173,7 @@ def beam_search(step: Step,
   follows, can come before the results. The prompt counts neither in the length nor in the score.
 
   Args:
-    step: see the module's text.
+    step: see the module's text; it is called with B * beam_size rows.
     state: of the step, after the prompt but for its last token; its rows are copied, and reordered
       with the hypotheses.
     tokens: integers [B], the last token of every prompt.
@@ -195,8 +195,8 @@ def beam_search(step: Step,
   Source: Sutskever et al. 2014, section 3.2, https://arxiv.org/abs/1409.3215; when to stop: Huang
   et al. 2017, https://arxiv.org/abs/1809.00069.
   """
-  tokens, V = _check(step, state, tokens)
   k = checks.check_int('beam_size', beam_size, 1)
+  tokens, V = _check(step, state, tokens, k)
   n = k if num_results is None else checks.check_int('num_results', num_results, 1)
   if n > k:
     raise ValueError(f'num_results must be at most beam_size; got {n} and {k}')
@@ -210,7 +210,7 @@ def beam_search(step: Step,
   state = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), k, 0), state)
   dtype = axes.wide(jax.eval_shape(step, state, jnp.repeat(tokens, k))[0].dtype)
   hidden = jnp.asarray(softmax.HIDDEN, dtype)
-  norms, furthest = (jnp.asarray(x, dtype) for x in _normalisers(length_penalty, length))
+  norms, furthest = _normalisers(length_penalty, length, dtype)
 
   class Ended(NamedTuple):
     scores: Array  # [B, k], best first
@@ -280,7 +280,7 @@ def gnmt_penalty(alpha: float) -> Callable[[np.ndarray], np.ndarray]:
   return lambda length: ((5. + length) / 6.)**alpha
 
 
-def _normalisers(length_penalty: Any, length: int) -> tuple[np.ndarray, np.ndarray]:
+def _normalisers(length_penalty: Any, length: int, dtype: Any) -> tuple[Array, Array]:
   """Of the lengths 1 ... length; and the largest of those that a running hypothesis may reach.
 
   A log-probability is at most 0 and only falls, so divided by that it is the best score to come.
@@ -293,35 +293,43 @@ def _normalisers(length_penalty: Any, length: int) -> tuple[np.ndarray, np.ndarr
   else:
     raise ValueError('length_penalty must be a number or a function of lengths; '
                      f'got {length_penalty!r}')
-  if norms.shape != (length,) or not np.all(np.isfinite(norms) & (norms > 0)):
-    raise ValueError('length_penalty must give finite, positive normalisers, one for each of '
-                     f'{length} lengths; got {norms}')
-  return norms, np.maximum.accumulate(norms[::-1])[::-1]
+  range_ = jnp.finfo(dtype)
+  if norms.shape != (length,) or not np.all((norms >= range_.tiny) & (norms <= range_.max)):
+    raise ValueError('length_penalty must give positive normalisers, one for each of '
+                     f'{length} lengths, within the range of {jnp.dtype(dtype)}; got {norms}')
+  furthest = np.maximum.accumulate(norms[::-1])[::-1]
+  return jnp.asarray(norms, dtype), jnp.asarray(furthest, dtype)
 
 
-def _check(step: Step, state: Any, tokens: ArrayLike) -> tuple[Array, int]:
-  """Returns tokens as int32 [B], and V; a step must keep the form of its state."""
+def _check(step: Step, state: Any, tokens: ArrayLike, copies: int = 1) -> tuple[Array, int]:
+  """Returns tokens as int32 [B], and V; a step of so many copies of every row keeps its state."""
   if not checks.is_array(tokens) or not jnp.issubdtype(tokens.dtype,
                                                        jnp.integer) or tokens.ndim != 1:
     got = f'{tokens.dtype} {tokens.shape}' if checks.is_array(tokens) else type(tokens).__name__
     raise ValueError(f'tokens must be integers [B], the last token of every prompt; got {got}')
-  tokens = jnp.asarray(tokens).astype(jnp.int32)
+  tokens = jnp.asarray(checks.int32(tokens, 'tokens'))
   named, structure = jax.tree_util.tree_leaves_with_path(state), jax.tree.structure(state)
   for path, leaf in named:
     if jnp.shape(leaf)[:1] != tokens.shape:
       raise ValueError(f'state{jax.tree_util.keystr(path)} must lead with the batch axis B = '
                        f'{len(tokens)} of tokens; got {jnp.shape(leaf)}')
-  logits, after = jax.eval_shape(step, state, tokens)
-  if logits.ndim != 2 or len(logits) != len(tokens) or not jnp.issubdtype(
-      logits.dtype, jnp.floating):
-    raise ValueError('step must return floating-point logits [B, V] with B = '
-                     f'{len(tokens)}; got {logits.dtype} {logits.shape}')
+  fed = jax.eval_shape(lambda x: jax.tree.map(lambda x: jnp.repeat(x, copies, 0), x),
+                       (state, tokens))
+  result, rows = jax.eval_shape(step, *fed), len(tokens) * copies
+  if not isinstance(result, tuple) or len(result) != 2:
+    raise ValueError('step must return a pair (logits, state); got '
+                     f'{jax.tree.map(lambda x: (str(x.dtype), x.shape), result)}')
+  logits, after = result
+  if not isinstance(logits, jax.ShapeDtypeStruct) or logits.shape[:1] != (rows,) or len(
+      logits.shape) != 2 or not logits.shape[1] or not jnp.issubdtype(logits.dtype, jnp.floating):
+    got = jax.tree.map(lambda x: (str(x.dtype), x.shape), logits)
+    raise ValueError(f'step must return floating-point logits [rows, V] first, with {rows} rows '
+                     f'and V > 0; got {got}')
   found: Any = jax.tree.structure(after)
   if found != structure:
     raise ValueError('step must return a state of the structure it was given, '
                      f'{structure}; got {found}')
-  for (path, old), new in zip(named, jax.tree.leaves(after)):
-    old = jax.eval_shape(jnp.asarray, old)
+  for (path, _), old, new in zip(named, jax.tree.leaves(fed[0]), jax.tree.leaves(after)):
     if (old.shape, old.dtype) != (new.shape, new.dtype):
       raise ValueError(f'step must keep shape and dtype of state{jax.tree_util.keystr(path)}, '
                        f'{old.dtype} {old.shape}; got {new.dtype} {new.shape}')
@@ -344,7 +352,8 @@ def _check_limits(limits: ArrayLike | None, B: int, length: int) -> Array:
       limits.dtype, jnp.integer):
     got = f'{limits.dtype} {limits.shape}' if checks.is_array(limits) else type(limits).__name__
     raise ValueError(f'limits must be integers [B] = ({B},); got {got}')
-  return jnp.minimum(jnp.asarray(limits).astype(jnp.int32), length)
+  clip = np.clip if isinstance(limits, np.ndarray) else jnp.clip
+  return jnp.asarray(clip(limits, 0, length), jnp.int32)
 
 
 def _first_seen(seen: ArrayLike | None, tokens: Array, V: int) -> Array:
@@ -359,4 +368,4 @@ def _first_seen(seen: ArrayLike | None, tokens: Array, V: int) -> Array:
 
 def _is_zero(x: Any) -> bool:
   """Whether a setting is known to be 0 everywhere."""
-  return not isinstance(x, jax.core.Tracer) and not np.any(np.asarray(x))
+  return x is not None and not isinstance(x, jax.core.Tracer) and not np.any(np.asarray(x))

@@ -105,5 +105,6 @@ def runs(x: Any, axis: int, size: int, end: Any) -> Any:
 def joined(x: Array, axis: int, length: int) -> Array:
   """Undoes `runs`: [number, ..., size, ...] becomes [..., length, ...]."""
   x = jnp.moveaxis(x, 0, axis)
-  x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2:])
+  number, size = x.shape[axis:axis + 2]
+  x = x.reshape(*x.shape[:axis], number * size, *x.shape[axis + 2:])
   return lax.slice_in_dim(x, 0, length, axis=axis)

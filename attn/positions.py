@@ -162,10 +162,11 @@ class ALiBi:
     self.slopes = slopes
 
   def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
-    """Integers [..., T] and [..., S] to the bias [..., N, T, S]."""
-    slopes = jnp.asarray(self.slopes)
-    distance = jnp.abs(_distance(query_positions, key_positions)).astype(slopes.dtype)[...,
-                                                                                       None, :, :]
+    """Integers [..., T] and [..., S] to the bias [..., N, T, S], in float32 at least."""
+    # In float32 at least: narrower distances are rounded, and overflow.
+    slopes = jnp.asarray(self.slopes).astype(axes.wide(self.slopes.dtype))
+    distance = jnp.abs(_distance(query_positions, key_positions)).astype(slopes.dtype)
+    distance = distance[..., None, :, :]
     return -slopes.reshape((1,) * (distance.ndim - 3) + (-1, 1, 1)) * distance
 
   def tree_flatten(self):

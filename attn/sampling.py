@@ -22,6 +22,9 @@ Setting = float | int | ArrayLike
 def temperature(logits: ArrayLike, value: Setting) -> Array:
   """Logits divided by a temperature; 0 leaves the best token alone.
 
+  They are given relative to the best one's, which changes no probability, so that a small
+  temperature does not make them overflow.
+
   Args:
     logits: [..., V].
     value: at least 0, one or [...].
@@ -32,7 +35,8 @@ def temperature(logits: ArrayLike, value: Setting) -> Array:
   logits = _check_logits(logits)
   value = _setting('temperature', value, logits, 0., np.inf, 'finite and at least 0')
   best = jnp.where(_rank(logits) == 0, jnp.zeros_like(logits), softmax.HIDDEN)
-  return jnp.where(value > 0, logits / jnp.where(value > 0, value, jnp.ones_like(value)), best)
+  relative = logits - softmax.finite(jnp.max(logits, -1, keepdims=True))
+  return jnp.where(value > 0, relative / jnp.where(value > 0, value, jnp.ones_like(value)), best)
 
 
 def top_k(logits: ArrayLike, value: Setting) -> Array:
@@ -176,6 +180,8 @@ def _setting(name: str,
              positive: bool = False,
              integer: bool = False) -> Array:
   """A setting as [..., 1]; checked if it is known."""
+  if checks.is_array(value) and integer and not jnp.issubdtype(value.dtype, jnp.integer):
+    raise ValueError(f'{name} must be {wanted}; got {value.dtype}')
   if not isinstance(value, jax.core.Tracer):
     known = np.asarray(value)
     number = np.issubdtype(known.dtype,

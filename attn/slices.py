@@ -47,7 +47,8 @@ def read(x: Any, names: Names, tile: Tile) -> Array:
   if runs is None:
     return part
   part = jnp.moveaxis(part, 1, 1 + runs)  # [W, r, ..., D, ...] to [W, ..., r, D, ...]
-  return part.reshape(*part.shape[:1 + runs], -1, *part.shape[3 + runs:])
+  r, size = part.shape[1 + runs:3 + runs]
+  return part.reshape(*part.shape[:1 + runs], r * size, *part.shape[3 + runs:])
 
 
 def write(x: Array, part: Array, names: Names, tile: Tile) -> Array:
@@ -71,7 +72,8 @@ def add(x: Array, part: Array, names: Names, tile: Tile) -> Array:
     return lax.dynamic_update_slice(x, lax.dynamic_slice(x, corner, sizes) + part[0], corner)
   index = _indices(starts, tile, runs)
   if runs is not None:  # undoes what `read` does
-    part = part.reshape(*part.shape[:1 + runs], -1, sizes[runs], *part.shape[2 + runs:])
+    number = part.shape[1 + runs] // sizes[runs]
+    part = part.reshape(*part.shape[:1 + runs], number, sizes[runs], *part.shape[2 + runs:])
     part = jnp.moveaxis(part, 1 + runs, 1)
   return lax.scatter_add(x, index, part, _scattered(x, starts, index.ndim - 1))
 

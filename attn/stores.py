@@ -190,7 +190,8 @@ def visit_slots(call: Call,
       spec.visible.
   """
   lead, keys_apart = starts.ndim - 4, starts.shape[-4] > 1
-  flat = starts.reshape(*starts.shape[:lead + 1], -1)  # [..., K or 1, G * T * r]
+  K, G, T, r = starts.shape[-4:]  # sizes are said in full, since -1 has no meaning beside a 0
+  flat = starts.reshape(*starts.shape[:lead + 1], G * T * r)
 
   def read(x: Array, starts: Array, batched: int) -> Array:
     """[batched axes, ..., slots, H] and [batched axes, m] to [batched axes, m, ..., size, H]."""
@@ -204,11 +205,11 @@ def visit_slots(call: Call,
     """[..., K, slots, H] to [..., K, G or 1, T, r * size, H]."""
     x = read(x, flat, lead +
              1) if keys_apart else jnp.moveaxis(read(x, flat[..., 0, :], lead), lead, lead + 1)
-    return x.reshape(*x.shape[:lead + 1], *starts.shape[lead + 1:-1], -1, x.shape[-1])
+    return x.reshape(*x.shape[:lead + 1], G, T, r * size, x.shape[-1])
 
   key, value = heads(store.key), heads(store.value)
-  positions = read(store.positions[..., None], flat.reshape(*flat.shape[:lead], -1), lead)
-  positions = positions.reshape(*starts.shape[:-1], -1)
+  every = flat.reshape(*flat.shape[:lead], K * G * T * r)
+  positions = read(store.positions[..., None], every, lead).reshape(*starts.shape[:-1], r * size)
   assert spec.visible is not None
   visible = spec.visible(call.query_positions[..., None, None, :, None], positions)
   visible = visible if seen is None else visible & seen(positions)

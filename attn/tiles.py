@@ -214,7 +214,7 @@ def _positive(total: Array) -> Array:
 
 def _to_keys(x: Array, y: Array, wide: Any) -> Array:
   """[..., K, G, T, S] and [..., K, G, T, H] to [..., K, S, H], summed over G and T."""
-  x, y = (z.reshape(*z.shape[:-3], -1, z.shape[-1]) for z in (x, y))
+  x, y = (z.reshape(*z.shape[:-3], z.shape[-3] * z.shape[-2], z.shape[-1]) for z in (x, y))
   product = functools.partial(jnp.einsum, preferred_element_type=wide)
   if x.dtype != wide:  # XLA on CPU has no narrow product of the other form
     return product('...kts,...kth->...ksh', x, y)

@@ -333,14 +333,14 @@ def test_errors_name_what_is_wrong():
        lambda: decoding.generate(widen, state, tokens, max_length=3, temperature=0)),
       (r"step must keep shape and dtype of state\['row'\], int32 \(2,\); got float32 \(2,\)",
        lambda: decoding.generate(cast, state, tokens, max_length=3, temperature=0)),
-      (r'step must return floating-point logits \[B, V\]', lambda: decoding.generate(
-          lambda state, tokens: (tokens, state), state, tokens, max_length=3, temperature=0)),
+      (r'step must return floating-point logits \[rows, V\] first, with 2', lambda: decoding.
+       generate(lambda state, tokens: (tokens, state), state, tokens, max_length=3, temperature=0)),
       ('num_results must be at most beam_size; got 4 and 2',
        lambda: search(beam_size=2, num_results=4)),
       ('beam_size must be', lambda: search(beam_size=0)),
       ('length_penalty must be a number or a function',
        lambda: search(beam_size=2, length_penalty='x')),
-      ('length_penalty must give finite, positive normalisers',
+      ('length_penalty must give positive normalisers',
        lambda: search(beam_size=2, length_penalty=lambda lengths: lengths - 2)),
   )
   for match, attempt in attempts:

@@ -63,7 +63,8 @@ def test_min_p_keeps_a_share_of_the_best(p):
 def test_temperature_divides_and_0_is_argmax():
   values = np.array([0.5, 2., 0., 0., 0.])
   found = sampling.temperature(jnp.asarray(LOGITS), values)
-  np.testing.assert_allclose(found[:2], LOGITS[:2] / values[:2, None])
+  relative = LOGITS[:2] - LOGITS[:2].max(-1, keepdims=True)
+  np.testing.assert_allclose(found[:2], relative / values[:2, None])
   np.testing.assert_array_equal(np.argmax(LOGITS[2:], -1), np.argmax(found[2:], -1))
   np.testing.assert_array_equal(kept(found[2:]).sum(-1), [1, 1, 1])
   np.testing.assert_array_equal(
@@ -72,7 +73,7 @@ def test_temperature_divides_and_0_is_argmax():
 
 def test_filters_come_temperature_first_and_each_sees_what_is_left():
   found = sampling.filtered(jnp.asarray(LOGITS[:3]), temperature=0.5, top_k=4, top_p=0.8, min_p=0.2)
-  for row, logits in zip(found, LOGITS[:3] / 0.5):
+  for row, logits in zip(found, (LOGITS[:3] - LOGITS[:3].max(-1, keepdims=True)) / 0.5):
     keep = decoding_oracles.top_k(logits, 4, 'index')
     keep &= decoding_oracles.top_p(decoding_oracles.softmax(np.where(keep, logits, -np.inf)), 0.8)
     probs = decoding_oracles.softmax(np.where(keep, logits, -np.inf))

@@ -111,7 +111,7 @@ class Variant(NamedTuple):
         those of max_length tokens; if they are known (not traced), only blocks that a later one
         lists are kept, while it may.
       dims: the sizes, as `check_qkv(query, key, value)` gives them for any number of tokens.
-      dtype: of keys and values.
+      dtype: of queries, keys and values.
       max_length: the most tokens of a row. None, for any number, where the cache does not grow:
         local, longformer, performer.
       **options: of the variant's function: window, stride and the like.
@@ -124,6 +124,7 @@ class Variant(NamedTuple):
       ValueError: max_length is missing, or the arrays do not fit.
     """
     self._check_options(params, options)
+    self._visible(params, options)
     return caches.init(self.name, self.memory, params, dims, dtype, max_length, options)
 
   def extend(self,
@@ -143,7 +144,7 @@ class Variant(NamedTuple):
     nothing. A query sees no other row.
 
     Args:
-      params: as for `init_cache`.
+      params: those `init_cache` was given.
       cache: of `init_cache`, or of the last call.
       query: [..., T, N, H].
       key: [..., T, K, H], with N a multiple of K.
@@ -157,9 +158,9 @@ class Variant(NamedTuple):
       [..., T, N, Hv] in query's dtype, and the cache with the new tokens.
 
     Raises:
-      TypeError, ValueError: as the variant's function does; the cache is another's; or it is known
-        that a row has more tokens than max_length. Under jit that is noted in cache.overflow: see
-        `attn.cache.check`.
+      TypeError, ValueError: as the variant's function does; the cache is another's, or was made
+        with arrays of other shapes; or it is known that a row has more tokens than max_length.
+        Under jit that is noted in cache.overflow: see `attn.cache.check`.
       NotImplementedError: bias is an array, or the variant has no bias.
     """
     if bias is not None and 'position_bias' not in self.supports:
@@ -169,14 +170,21 @@ class Variant(NamedTuple):
     if cache.variant != self.name:
       raise ValueError(f'cache must be one of {self.name}; got one of {cache.variant}')
     self._check_options(params, dict(cache.options))
-    visible = None
-    if self.pattern is not None and not params:
-      visible = self.pattern(is_causal=True, **dict(cache.options))
+    visible = self._visible(params, dict(cache.options))
     return caches.extend(self.memory, visible, params, cache, query, key, value, bias, token_mask,
                          scale)
 
+  def _visible(self, params: Params, options: dict[str, Any]) -> masks.Predicate | None:
+    """The causal pattern of a variant without arrays; checks its options."""
+    if self.pattern is None or params:
+      return None
+    return self.pattern(is_causal=True, **options)
+
   def _check_options(self, params: Params, options: dict[str, Any]) -> None:
     """Checks the names of arrays and options with which a cache is made."""
+    if not isinstance(params, dict):
+      raise TypeError("params must be a dict of the variant's arrays, as init gives it, or {}; got "
+                      f'{type(params).__name__}')
     signature = inspect.signature(self.attention).parameters
     of_cost = set() if 'block_size' in self.sizes else {'block_size', 'step_size'}
     own = [name for name in self.options if name not in of_cost]

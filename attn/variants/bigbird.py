@@ -65,7 +65,7 @@ def bigbird_attention(
   Source: Zaheer et al. 2020, BigBird, section 2, https://arxiv.org/abs/2007.14062.
   """
   size = checks.check_int('block_size', block_size, 1)
-  random_blocks, given = _check_blocks(random_blocks), random_blocks
+  random_blocks = _check_blocks(random_blocks)
   number = random_blocks.shape[-2]
   dims, call, spec = calls.prepare(query,
                                    key,
@@ -81,13 +81,11 @@ def bigbird_attention(
                                    dropout_rng=dropout_rng,
                                    pattern=_near_and_global(size, number, is_causal))
   placed = query_positions is not None or key_positions is not None
-  if random_blocks.ndim == 3 and random_blocks.shape[0] != dims.N:
-    raise ValueError(f'random_blocks must be [blocks, r] or [N, blocks, r] with N = {dims.N} query '
-                     f'heads; got {given.shape}')
+  _check_blocks(random_blocks, dims.N)
   if not placed and number != -(-dims.T // size):
     raise ValueError(
         f'random_blocks must list {-(-dims.T // size)} blocks of block_size = {size} for T = '
-        f'{dims.T}; got {given.shape}, which lists {number}')
+        f'{dims.T}; got {random_blocks.shape}, which lists {number}')
   chosen = choose(random_blocks, is_causal)  # [N or 1, blocks, r]
   chosen = _by_heads(chosen, dims.K)
   if not dims.T or not dims.S:
@@ -130,13 +128,17 @@ def _lists(chosen: Array, size: int, positions: Array) -> Array:
   return jnp.moveaxis(lists, (0, 1), (-4, -3))
 
 
-def _check_blocks(blocks: ArrayLike) -> Array:
+def _check_blocks(blocks: ArrayLike, N: int | None = None) -> Array:
+  """Returns them; N: how many heads there are, if that is known."""
   if not checks.is_array(blocks) or not jnp.issubdtype(blocks.dtype, jnp.integer):
     raise ValueError('random_blocks must be an integer array [blocks, r] or [N, blocks, r]; '
                      f'got {blocks.dtype if checks.is_array(blocks) else type(blocks).__name__}')
   if blocks.ndim not in (2, 3):
     raise ValueError(
         f'random_blocks must be [blocks, r] or [N, blocks, r]; got {tuple(blocks.shape)}')
+  if blocks.ndim == 3 and N not in (None, blocks.shape[0]):
+    raise ValueError(f'random_blocks must be [blocks, r] or [N, blocks, r] with N = {N} query '
+                     f'heads; got {tuple(blocks.shape)}')
   return jnp.asarray(checks.int32(blocks))
 
 
@@ -233,6 +235,7 @@ def init(rng: Array,
          num_random: int,
          is_causal: bool = False) -> dict[str, Array]:
   """Random blocks of every head, for dims.S positions."""
+  dims = checks.check_dims(dims)
   return {
       'random_blocks':
           bigbird_random_blocks(rng,
@@ -256,7 +259,7 @@ def _init_memory(params: dict[str, Array], dims: Dims, dtype: Any, max_length: i
                  block_size: int) -> tuple[_Kept, int]:
   """No keys, in as much room as the random blocks ask for."""
   size = checks.check_int('block_size', block_size, 1)
-  blocks = _check_blocks(params['random_blocks'])
+  blocks = _check_blocks(params['random_blocks'], dims.N)
   if -(-max_length // size) > blocks.shape[-2]:
     raise ValueError(f'random_blocks must list {-(-max_length // size)} blocks of block_size = '
                      f'{size} for max_length = {max_length}; got {blocks.shape}')

@@ -194,6 +194,7 @@ def init(rng: Array, dims: Dims, *, rank: int) -> dict[str, Array]:
 
   For the causal form give the segment's length as dims.S.
   """
+  dims = checks.check_dims(dims)
   rngs = jax.random.split(rng)
   draw = lambda rng: jax.random.normal(rng, (dims.S, checks.check_int('rank', rank, 1)), jnp.float32
                                       ) * rank**-0.5

@@ -361,4 +361,4 @@ def orthogonal_features(rng: Array, num_features: int, head_dim: int) -> Array:
 
 def init(rng: Array, dims: Dims, *, num_features: int) -> dict[str, Array]:
   """The features [num_features, dims.H] of a layer."""
-  return {'features': orthogonal_features(rng, num_features, dims.H)}
+  return {'features': orthogonal_features(rng, num_features, checks.check_dims(dims).H)}
