@@ -164,7 +164,8 @@ class ALiBi:
   def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> Array:
     """Integers [..., T] and [..., S] to the bias [..., N, T, S], in float32 at least."""
     # In float32 at least: narrower distances are rounded, and overflow.
-    slopes = jnp.asarray(self.slopes).astype(axes.wide(self.slopes.dtype))
+    slopes = jnp.asarray(self.slopes)
+    slopes = slopes.astype(axes.wide(slopes.dtype))
     distance = jnp.abs(_distance(query_positions, key_positions)).astype(slopes.dtype)
     distance = distance[..., None, :, :]
     return -slopes.reshape((1,) * (distance.ndim - 3) + (-1, 1, 1)) * distance

@@ -45,13 +45,23 @@ def _snapshot(state: State) -> tuple[State, list[Array]]:
 
 
 class Checkpoints:
-  """The checkpoints of one run, newest kept. Use as a context manager: leaving it waits."""
+  """The checkpoints of one run, newest kept. Use as a context manager: leaving it waits.
 
-  def __init__(self, directory: Path, config: Config, warn: Callable[[str], None]):
+  read_only leaves the directory as it is, so that another process may write to it meanwhile.
+  """
+
+  def __init__(self,
+               directory: Path,
+               config: Config,
+               warn: Callable[[str], None],
+               read_only: bool = False):
     options = ocp.CheckpointManagerOptions(max_to_keep=config.keep_checkpoints,
-                                           cleanup_tmp_directories=True)
+                                           cleanup_tmp_directories=not read_only,
+                                           create=not read_only,
+                                           read_only=read_only)
     self._manager = ocp.CheckpointManager(directory, options=options, item_names=('state', 'meta'))
     self._directory, self._config, self._warn = directory, config, warn
+    self._read_only = read_only
     self._saving: int | None = None
 
   def __enter__(self) -> 'Checkpoints':
@@ -101,14 +111,18 @@ class Checkpoints:
   def restore(self, abstract: State) -> State | None:
     """The newest state that is whole, or None; damaged ones are moved aside with a warning.
 
+    Reading only, those are passed over, and so are those that a run deletes meanwhile.
+
     Args:
       abstract: jax.ShapeDtypeStruct leaves, as of jax.eval_shape.
 
     Raises:
       UserError: a checkpoint was made with another configuration, or for another model.
     """
-    state = None
-    for step in sorted(self._manager.all_steps(), reverse=True):
+    state, tried = None, set[int]()
+    while steps := set(self._manager.all_steps(read=True)) - tried:
+      step = max(steps)
+      tried.add(step)
       try:
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
         self._check(step, meta['meta'], abstract)
@@ -117,7 +131,7 @@ class Checkpoints:
       except UserError:
         raise
       except Exception as error:  # Whatever orbax raises for files it cannot read.
-        self._move_aside(step, error)
+        self._put_aside(step, error)
     self._manager.reload()
     return state
 
@@ -139,13 +153,16 @@ class Checkpoints:
         raise ValueError(f'the bits of {name} have changed')
     return state
 
-  def _move_aside(self, step: int, error: Exception) -> None:
+  def _put_aside(self, step: int, error: Exception) -> None:
+    reason = ' '.join(str(error).split())[:200]
+    if self._read_only:
+      self._warn(f'checkpoint of step {step} cannot be read ({reason}); it is passed over')
+      return
     aside = self._directory.with_name('damaged') / str(step)
     aside.parent.mkdir(exist_ok=True)
     while aside.exists():
       aside = aside.with_name(aside.name + '_')
     os.replace(self._directory / str(step), aside)
-    reason = ' '.join(str(error).split())[:200]
     self._warn(f'checkpoint of step {step} is damaged ({reason}); moved to {aside}')
 
 

@@ -24,13 +24,14 @@ from experiments.generate_request import help_text, parse, Request
 from experiments.report import warn
 from experiments.tasks import base
 from experiments.train import build, Experiment
-from experiments.workdir import Workdir
 
 NAMES = {'PAD': base.PAD, 'BOS': base.BOS, 'EOS': base.EOS, 'SEP': base.SEP, 'MASK': base.MASK}
 
 
 def load(workdir: str) -> tuple[Experiment, Any, int]:
   """The experiment of a run, the parameters of its newest checkpoint, and their step.
+
+  The run may be training meanwhile.
 
   Raises:
     UserError: there is no run, no checkpoint, or its model writes no tokens.
@@ -43,13 +44,10 @@ def load(workdir: str) -> tuple[Experiment, Any, int]:
   if config.model == 'encoder':
     raise UserError(f'{path} is a run of model=encoder, which writes no tokens; train a decoder or '
                     'seq2seq')
-  experiment = build(config)
-  workspace = Workdir(config)
-  try:
-    with Checkpoints(path / 'checkpoints', config, warn) as checkpoints:
+  experiment, state = build(config), None
+  if (path / 'checkpoints').is_dir():
+    with Checkpoints(path / 'checkpoints', config, warn, read_only=True) as checkpoints:
       state = checkpoints.restore(experiment.abstract)
-  finally:
-    workspace.close()
   if state is None:
     raise UserError(f'{path} has no checkpoint yet; let it train to its first')
   return experiment, state.params, int(state.step)
@@ -132,18 +130,16 @@ class Writer:
       UserError: the prompt is empty, too long, or asks for more room than there is.
     """
     task, symbols = self._task, tokens_of(text, self._task.vocab_size)
-    source, inputs = ([], symbols) if self._request.raw or self._answer is None else (
-        self._answer.frame(symbols))
-    if self._is_seq2seq and self._request.raw:
-      source, inputs = symbols, [base.BOS]
-    if not inputs or self._is_seq2seq and not source:
+    if not symbols:
       raise UserError('a prompt has at least one token; got an empty one')
+    source, inputs = self._frame(text, symbols)
     batch: decode.Batch = {}
     for name, mask, row, length in (('inputs', 'input_mask', inputs, task.target_length),
                                     ('source', 'source_mask', source, task.input_length)):
       if len(row) > length:
-        raise UserError(f'prompt {text!r} is {len(row)} tokens long, BOS, SEP and EOS included; '
-                        f'the model reads at most {length}')
+        framed = f', framed as {_words(row)}' if row != symbols else ''
+        raise UserError(f'prompt {text!r} is {len(row)} tokens long{framed}; the model reads at '
+                        f'most {length}')
       if name == 'inputs' or self._is_seq2seq:
         padded = np.zeros((1, length), np.int32)
         padded[0, :len(row)] = row
@@ -155,6 +151,16 @@ class Writer:
                       f'{room} of the {task.target_length} tokens the model was made for')
     return batch, wanted
 
+  def _frame(self, text: str, symbols: list[int]) -> tuple[list[int], list[int]]:
+    """What the encoder reads, if there is one, and what the decoder goes on from."""
+    if self._request.raw or self._answer is None:
+      return (symbols, [base.BOS]) if self._is_seq2seq else ([], symbols)
+    try:
+      return self._answer.frame(symbols)
+    except ValueError as error:
+      raise UserError(f'prompt {text!r} is none of the task: {error}. --raw takes it as it '
+                      'stands') from None
+
   def __call__(self, batch: decode.Batch, room: int, index: int, show: Callable[..., None]) -> Any:
     """The answer to a prompt; show is told (number, tokens, log_probs) as they come."""
     self._show = show
@@ -164,19 +170,21 @@ class Writer:
     return result
 
 
-def prompts(request: Request) -> Iterator[str]:
-  """The prompts, one after the other.
+def prompts(request: Request) -> Iterator[tuple[str, str]]:
+  """Where a prompt stands, '' for the command line, and the prompt, one after the other.
 
   Raises:
     UserError: the file cannot be read.
   """
   if request.prompts:
-    yield from request.prompts
+    yield from (('', prompt) for prompt in request.prompts)
     return
   try:
     with (open(request.file, encoding='utf-8')
           if request.file else contextlib.nullcontext(sys.stdin)) as lines:
-      yield from (line.strip() for line in lines if line.strip())
+      for number, line in enumerate(lines, 1):
+        if line.strip():
+          yield f'{request.file or "standard input"}, line {number}: ', line.strip()
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'prompts cannot be read from {request.file or "standard input"}: '
                     f'{error}') from None
@@ -190,11 +198,19 @@ def _word(token: int, eos_id: int | None) -> str:
   return 'EOS' if token == eos_id else str(token)
 
 
-def write(request: Request) -> None:
-  """Prints the answer to every prompt.
+def _words(tokens: list[int]) -> str:
+  names = {token: name for name, token in NAMES.items()}
+  return ' '.join(names.get(token, str(token)) for token in tokens)
+
+
+def write(request: Request) -> int:
+  """Prints the answer to every prompt, and what is wrong with those that have none.
+
+  Returns:
+    the exit status: 2 if there was such a prompt, unless a person typed it and was told.
 
   Raises:
-    UserError: there is no such run, or a prompt is none of its task's.
+    UserError: there is no such run.
   """
   experiment, params, step = load(request.workdir)
   writer = Writer(experiment, params, request)
@@ -204,15 +220,22 @@ def write(request: Request) -> None:
       f'{experiment.task.vocab_size - 1}',
       file=sys.stderr,
       flush=True)
-  if not request.prompts and not request.file and sys.stdin.isatty():
+  if writer.eos_id is None and not request.max_length:
+    print(
+        f'{config.task} has no token that ends an answer: what follows fills the '
+        f'{experiment.task.target_length} positions the model has; --max_length bounds it',
+        file=sys.stderr,
+        flush=True)
+  asked = not request.prompts and not request.file and sys.stdin.isatty()
+  if asked:
     print('a prompt a line; Ctrl-D ends', file=sys.stderr, flush=True)
-  for index, text in enumerate(prompts(request)):
+  status = 0
+  for index, (where, text) in enumerate(prompts(request)):
     try:
       batch, room = writer.batch(text)
     except UserError as error:
-      if request.prompts or request.file or not sys.stdin.isatty():
-        raise
-      print(error, file=sys.stderr, flush=True)
+      print(f'error: {"" if asked else where}{error}', file=sys.stderr, flush=True)
+      status = 0 if asked else error.exit_status
       continue
     show = functools.partial(_show, writer.eos_id, request.log_probs)
     if request.beam_size:
@@ -221,6 +244,7 @@ def write(request: Request) -> None:
       _say(f'{text} -> ', end='')
       writer(batch, room, index, show)
       _say('')
+  return status
 
 
 def _show(eos_id: int | None, log_probs: bool, number: Any, tokens: Any, values: Any) -> None:
@@ -237,15 +261,14 @@ def _say_beams(text: str, found: decoding.Beams, eos_id: int | None, log_probs: 
 
 
 def main(argv: Sequence[str]) -> int:
-  """Returns the exit status: 0, 1 for what failed, 2 for a request that cannot be met."""
+  """Returns the exit status: 0, 1 for what failed, 2 for what was asked and cannot be met."""
   logging.set_verbosity(logging.FATAL)  # What goes wrong in orbax is told in one line instead.
   try:
     request = parse(argv)
     if request is None:
       print(help_text())
       return 0
-    write(request)
-    return 0
+    return write(request)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return error.exit_status

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import functools
+import re
 import textwrap
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ PROGRAM = 'python -m experiments.generate'
 _HELP = f"""\
 usage: {PROGRAM} --workdir=RUN [--prompt="7 9 8" ...] [--option=value ...]
 
-Loads the newest checkpoint of a run and continues prompts, one answer a line. A prompt is the
-numbers of its symbols, framed as the run's task has them: for copy, 7 9 8 is read as BOS 7 9 8 SEP.
-Prompts come from --prompt, which may be repeated, from the lines of --file, or from standard input.
+Loads the newest checkpoint of a run, which may be training meanwhile, and continues prompts, one
+answer a line. A prompt is the numbers of its symbols, framed as the run's task has them: for copy,
+7 9 8 is read as BOS 7 9 8 SEP, and by a seq2seq model as the source 7 9 8 EOS. Prompts come from
+--prompt, which may be repeated, from the lines of --file, or from standard input. One that cannot
+be answered is told on standard error; the others are answered, and the exit status is 2.
 """
 # What sampling reads and beam search does not, and the other way round.
 _SAMPLING = ('temperature', 'top_k', 'top_p', 'min_p', 'repetition_penalty', 'seed')
@@ -45,9 +48,13 @@ def _define() -> flags.FlagValues:
   flags.DEFINE_string('workdir', '', 'the run', flag_values=values)
   flags.DEFINE_multi_string('prompt', [], 'a prompt; may be repeated', flag_values=values)
   flags.DEFINE_string('file', '', 'a file with a prompt in each line', flag_values=values)
-  switch('raw', False, 'take prompts as they are, with BOS, SEP and the like where they stand')
+  switch(
+      'raw', False,
+      'take prompts as they are, the words BOS, EOS, SEP, MASK and PAD among them; a seq2seq '
+      'model reads one as its source')
   count('max_length', 0, 'the most new tokens; 0: all that the model has room for', lower_bound=0)
-  switch('log_probs', False, "show each token's log-probability")
+  switch('log_probs', False,
+         "show each token's log-probability, the model's own, before temperature and filters")
   number('temperature', 0., 'divides the logits; 0: the best token always', lower_bound=0.)
   count('top_k', None, 'draw from so many of the best tokens', lower_bound=1)
   number('top_p', None, 'draw from the best tokens with this probability in all', 0., 1.)
@@ -71,7 +78,7 @@ def help_text() -> str:
     flag: Any = values[name]
     default = '' if flag.default in (None, []) else flag.default
     shown = f'--[no]{name}' if isinstance(flag.default, bool) else f'--{name}={default}'
-    first, *rest = textwrap.wrap(flag.help.split(';  ')[0], 68)
+    first, *rest = textwrap.wrap(re.split(r';\s*repeat', flag.help)[0], 68)
     lines += [f'  {shown:27} {first}', *(' ' * 30 + line for line in rest)]
   return '\n'.join(lines)
 

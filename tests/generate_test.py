@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 import sys
 
 from experiments import decode
@@ -10,6 +11,7 @@ from experiments import train
 from experiments.config import Config
 from experiments.models import build_model
 from experiments.tasks import make_task
+from experiments.workdir import Workdir
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +88,57 @@ def test_raw_prompts_are_framed_by_hand(runs, capsys, tmp_path):
   assert raw.split(' -> ')[1] == framed.split(' -> ')[1]
 
 
+def test_a_bad_line_is_told_with_its_number_and_the_others_are_answered(runs, capsys, monkeypatch):
+  workdir = f'--workdir={runs / "decoder"}'
+  monkeypatch.setattr(sys, 'stdin', io.StringIO('5 6\n\n5 x\n8\n'))
+  status, out, err = run(capsys, workdir)
+  assert status == 2 and [line.split(' -> ')[0] for line in out.splitlines()] == ['5 6', '8']
+  assert "error: standard input, line 3: prompt '5 x': 'x' is no token" in err
+
+
+def test_a_run_may_be_read_while_it_is_locked_and_is_left_as_it_is(runs, capsys):
+  directory = runs / 'decoder'
+  experiment, _, _ = generate.load(str(directory))
+  files = lambda: {path: path.stat().st_mtime_ns for path in directory.rglob('*')}
+  workspace = Workdir(experiment.config)
+  try:
+    before = files()
+    status, out, _ = run(capsys, f'--workdir={directory}', '--prompt=5 6')
+    assert status == 0 and out and files() == before
+  finally:
+    workspace.close()
+
+
+def test_a_damaged_checkpoint_is_passed_over(runs, capsys, tmp_path):
+  directory = tmp_path / 'run'
+  shutil.copytree(runs / 'decoder', directory)
+  steps = sorted(int(path.name) for path in (directory / 'checkpoints').iterdir())
+  newest = directory / 'checkpoints' / str(steps[-1])
+  shutil.copytree(newest, newest.with_name(str(steps[-1] + 1)))
+  for path in newest.with_name(str(steps[-1] + 1)).rglob('*'):
+    if path.is_file():
+      path.write_bytes(b'')
+  status, out, err = run(capsys, f'--workdir={directory}', '--prompt=5 6')
+  assert status == 0 and out and f'checkpoint of step {steps[-1] + 1} cannot be read' in err
+  shutil.rmtree(directory / 'checkpoints')
+  status, _, err = run(capsys, f'--workdir={directory}', '--prompt=5 6')
+  assert status == 2 and 'has no checkpoint yet' in err
+  assert not (directory / 'checkpoints').exists()
+
+
+def test_a_task_without_an_end_says_how_much_is_written(tmp_path, capsys):
+  options = [option for option in SMALL if not option.startswith('--length')]
+  assert train.main([
+      'train', *options, '--length=8', '--task=induction', '--model=decoder',
+      f'--workdir={tmp_path}', '--nofree_running'
+  ]) == 0
+  status, out, err = run(capsys, f'--workdir={tmp_path}', '--prompt=5 3 6 7 3')
+  assert status == 0 and 'no token that ends an answer' in err
+  assert len(out.split(' -> ')[1].split()) == 8 - 5 + 1
+  _, out, err = run(capsys, f'--workdir={tmp_path}', '--prompt=5 3 6 7 3', '--max_length=1')
+  assert len(out.split(' -> ')[1].split()) == 1 and 'no token' not in err
+
+
 def test_draws_depend_on_the_seed_alone(runs, capsys):
   draw = lambda seed: run(capsys, f'--workdir={runs / "decoder"}', '--prompt=5 6', f'--seed={seed}',
                           '--temperature=5', '--repetition_penalty=1.5')[1]
@@ -98,8 +151,12 @@ def test_draws_depend_on_the_seed_alone(runs, capsys):
     (('--workdir=nowhere',), 'is no run: it has no config.json'),
     (('--workdir=RUN', '--prompt=5 x'), "'x' is no token"),
     (('--workdir=RUN', '--prompt=5 99'), 'the vocabulary is 0 to 8; got 99'),
-    (('--workdir=RUN', '--prompt=5 5 5 5 5 5 5 5 5'), 'is 11 tokens long'),
+    (('--workdir=RUN', '--prompt=5 5 5 5 5 5 5 5 5'),
+     'is 11 tokens long, framed as BOS 5 5 5 5 5 5 5 5 5 SEP; the model reads at most 10'),
     (('--workdir=RUN', '--raw', '--prompt='), 'at least one token'),
+    (('--workdir=RUN', '--prompt='), 'at least one token'),
+    (('--workdir=RUN', '--prompt=5 SEP 6'), 'symbols are the numbers from 5 on'),
+    (('--workdir=RUN', '--prompt=0 5'), '--raw takes it as it stands'),
     (('--workdir=RUN', '--prompt=5', '--max_length=9'), 'leaves room for, 8 of the 10'),
     (('--workdir=RUN', '--prompt=5', '--file=x'), 'give one of them'),
     (('--workdir=RUN', '--file=/nowhere'), 'cannot be read from /nowhere'),

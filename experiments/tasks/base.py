@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 
   Attributes:
     frame: the symbols a person gives to (source, inputs): what the model reads, and what it goes on
-      from; source is empty where there is no encoder.
+      from; source is empty where there is no encoder. ValueError for what is no symbol of the task.
     eos_id: the token that ends an answer; None: its length is known.
   """
   frame: Callable[[list[int]], tuple[list[int], list[int]]]

@@ -107,11 +107,19 @@ def _guesses(batch: base.Batch, *, is_copy: bool, vocab_size: int) -> dict[str, 
 
 
 def _frame_decoder(symbols: list[int]) -> tuple[list[int], list[int]]:
-  return [], [BOS, *symbols, SEP]
+  return [], [BOS, *_ordinary(symbols), SEP]
 
 
 def _frame_seq2seq(symbols: list[int]) -> tuple[list[int], list[int]]:
-  return [*symbols, EOS], [BOS]
+  return [*_ordinary(symbols), EOS], [BOS]
+
+
+def _ordinary(symbols: list[int]) -> list[int]:
+  """The symbols, none of which is reserved; ValueError otherwise."""
+  if min(symbols, default=base.RESERVED) < base.RESERVED:
+    raise ValueError(f'its symbols are the numbers from {base.RESERVED} on, and what stands around '
+                     f'them is put there; got {min(symbols)}')
+  return symbols
 
 
 def _make(config: 'Config', *, order: Order, note: str) -> base.Task:
