@@ -3,6 +3,7 @@
 from pathlib import Path
 import re
 
+import attn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ README = Path(__file__).parents[1].joinpath('README.md').read_text(encoding='utf
 
 def test_code_runs_and_vmap_gives_the_same():
   blocks = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
-  assert len(blocks) == 5
+  assert len(blocks) == 6
   names: dict = {}
   for block in blocks[:2]:
     exec(block, names)
@@ -35,6 +36,15 @@ def test_decoding_code_gives_one_pass_and_writes_with_a_model_that_is_not_ours()
     exec(block, names)
   together = jnp.concatenate([names['first'], names['rest']], 1)
   np.testing.assert_allclose(together, names['output'], atol=2e-6)
+  step, cache = names['step'], names['variant'].init_cache({},
+                                                           attn.Dims((1,), 1, 1, 4, 4, 8, 8),
+                                                           window=16)  # the short prompt alone
+  alone = attn.decoding.generate(step,
+                                 cache,
+                                 names['prompts'][1:, -1],
+                                 temperature=0,
+                                 max_length=20)
+  np.testing.assert_array_equal(alone.tokens[0], names['written'].tokens[1])
   assert names['drawn'].tokens.shape == (2, 20) and names['best'].tokens.shape == (2, 4, 20)
   assert np.all(np.isfinite(names['best'].scores))
 
