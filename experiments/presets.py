@@ -5,6 +5,8 @@ A docstring gives the command, the time it takes on two CPU cores, and the resul
 
 from typing import Any, Callable
 
+from experiments.tasks import TaskFamily, TASKS
+
 
 def recall() -> dict[str, Any]:
   """Multi-query associative recall, which two layers of attention solve.
@@ -42,6 +44,19 @@ def tagging() -> dict[str, Any]:
   return dict(task='tagging', model='encoder', attention='performer', steps=400)
 
 
+def _full(name: str, family: TaskFamily) -> Callable[[], dict[str, Any]]:
+  """The published form of a task, whose small form is the default."""
+
+  def preset() -> dict[str, Any]:
+    return dict(task=name, model=family.models[0]) | dict(family.full)
+
+  preset.__doc__ = f'The published form of {name}: ' + ', '.join(
+      f'{field} {value}' for field, value in family.full.items()) + '.'
+  return preset
+
+
 PRESETS: dict[str, Callable[[], dict[str, Any]]] = {
     preset.__name__: preset for preset in (recall, recall_one_layer, reverse, tagging)
+} | {
+    f'{name}_full': _full(name, family) for name, family in TASKS.items() if family.full
 }

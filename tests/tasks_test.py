@@ -5,17 +5,16 @@ import hashlib
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from experiments import tasks
+from experiments.config import Config
 from experiments.tasks import BOS, EOS, MASK, PAD, RESERVED, SEP, TASKS
 from experiments.tasks import grammar
 
-FIELDS = dict(length=0, vocab_size=0, num_pairs=0, num_classes=0, mask_rate=0., random_filler=True)
 CASES = [(name, model) for name, family in TASKS.items() for model in family.models]
 CATEGORIES = 'det', 'adj', 'noun', 'verb'
 ORDERS = {'copy': list, 'reverse': lambda x: x[::-1], 'sort': sorted}
@@ -24,7 +23,7 @@ ORDERS = {'copy': list, 'reverse': lambda x: x[::-1], 'sort': sorted}
 @functools.lru_cache
 def make(name, model, **sizes):
   """Returns a task, the same one each time, so that it compiles once."""
-  return tasks.make_task(SimpleNamespace(**(FIELDS | sizes), task=name, model=model))
+  return tasks.make_task(Config(task=name, model=model, **sizes))
 
 
 def draw(task, seed=0, batch_size=64):

@@ -66,11 +66,15 @@ class TaskFamily(NamedTuple):
   Attributes:
     make: Config -> Task.
     models: the model families that can be trained on it.
-    options: Config fields the task reads -> the default the task uses where the field is 0.
+    options: Config fields the task reads -> the default the task uses where the field is 0, which
+      make its small form. With 'min_length' among them the length of a sequence is drawn.
+    full: the values of the published form, which --preset=TASK_full sets; none where there is but
+      one form.
   """
   make: Callable[['Config'], Task]
   models: tuple[str, ...]
   options: Mapping[str, Any]
+  full: Mapping[str, Any] = {}
 
 
 def size(
@@ -87,6 +91,24 @@ def size(
     raise ValueError(f'{name} must be {bound} for task {config.task}; got {value}. '
                      f'0 means this task\'s default, {options[name]}')
   return value
+
+
+def lengths(config: 'Config', options: Mapping[str, Any], low: int = 1) -> tuple[int, int]:
+  """Returns (min_length, length): how many items a sequence whose length is drawn has.
+
+  At least `low`. Where length is less than the task's own min_length, that is not what binds.
+  """
+  length = size(config, options, 'length', low)
+  least = config.min_length or min(options['min_length'], length)
+  if not low <= least <= length:
+    raise ValueError(f'min_length must be from {low} to length={length} for task {config.task}; '
+                     f'got {least}')
+  return least, length
+
+
+def draw_count(rng: Array, batch_size: int, low: int, high: int) -> Array:
+  """Draws how many items each row has, evenly from low to high: int32 [B, 1]."""
+  return jax.random.randint(rng, (batch_size, 1), low, high + 1, jnp.int32)
 
 
 def next_token(tokens: Array, scored: Array) -> Batch:

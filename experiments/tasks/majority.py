@@ -13,7 +13,7 @@ from experiments.tasks.base import BOS, PAD, RESERVED
 if TYPE_CHECKING:
   from experiments.config import Config
 
-OPTIONS = {'length': 32, 'num_classes': 4, 'pooling': 'mean'}
+OPTIONS = {'length': 32, 'min_length': 16, 'num_classes': 4, 'pooling': 'mean'}
 
 
 def _break_ties(rng: Array, classes: Array, real: Array, num_classes: int) -> tuple[Array, Array]:
@@ -50,10 +50,12 @@ def _break_ties(rng: Array, classes: Array, real: Array, num_classes: int) -> tu
   return jnp.where(change, winner[:, None], classes), winner
 
 
-def _sample(rng: Array, batch_size: int, *, length: int, num_classes: int) -> base.Batch:
+def _sample(rng: Array, batch_size: int, *, lengths: tuple[int, int],
+            num_classes: int) -> base.Batch:
+  length = lengths[1]
   class_rng, count_rng, tie_rng = jax.random.split(rng, 3)
   classes = jax.random.randint(class_rng, (batch_size, length), 0, num_classes, jnp.int32)
-  count = jax.random.randint(count_rng, (batch_size, 1), (length + 1) // 2, length + 1, jnp.int32)
+  count = base.draw_count(count_rng, batch_size, *lengths)
   real = jnp.arange(length, dtype=jnp.int32)[None, :] < count
   classes, winner = _break_ties(tie_rng, classes, real, num_classes)
   start = jnp.full((batch_size, 1), BOS, jnp.int32)
@@ -77,14 +79,16 @@ def _guesses(batch: base.Batch, *, num_classes: int) -> dict[str, Array]:
 
 
 def _make(config: 'Config') -> base.Task:
-  length = base.size(config, OPTIONS, 'length', 1)
+  half = ((config.length or OPTIONS['length']) + 1) // 2
+  lengths = base.lengths(config, OPTIONS | {'min_length': half})
+  length = lengths[1]
   num_classes = base.size(config, OPTIONS, 'num_classes', 2)
   return base.Task(
       vocab_size=RESERVED + num_classes,
       num_classes=num_classes,
       input_length=length + 1,
       target_length=length + 1,
-      sample=functools.partial(_sample, length=length, num_classes=num_classes),
+      sample=functools.partial(_sample, lengths=lengths, num_classes=num_classes),
       guesses=functools.partial(_guesses, num_classes=num_classes),
       note='name the most frequent token, often ahead by one; exactly solvable, 1.00',
       per_position=False,

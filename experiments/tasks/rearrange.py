@@ -2,7 +2,7 @@
 
 Decoder-only: BOS x_1 .. x_n SEP y_1 .. y_n EOS in one sequence, scored from y_1 to EOS. Seq2seq:
 source x_1 .. x_n EOS, decoder inputs BOS y_1 .. y_n, targets y_1 .. y_n EOS. n is drawn per row
-from 1 .. length; what remains is PAD. Symbols repeat; sort is ascending by token id.
+from min_length .. length; what remains is PAD. Symbols repeat; sort is ascending by token id.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Order = Callable[[Array, Array], Array]
 
-OPTIONS = {'length': 12, 'vocab_size': 32, 'free_running': True}
+OPTIONS = {'length': 12, 'min_length': 1, 'vocab_size': 32, 'free_running': True}
 
 
 def _copy(symbols: Array, count: Array) -> Array:
@@ -47,17 +47,19 @@ def _ended(symbols: Array, count: Array) -> Array:
   return jnp.where(place < count, padded, jnp.where(place == count, EOS, PAD)).astype(jnp.int32)
 
 
-def _draw(rng: Array, batch_size: int, length: int, vocab_size: int) -> tuple[Array, Array]:
+def _draw(rng: Array, batch_size: int, lengths: tuple[int, int],
+          vocab_size: int) -> tuple[Array, Array]:
   """Returns symbols [B, length] and how many of them are used, [B, 1]."""
   symbol_rng, count_rng = jax.random.split(rng)
-  symbols = jax.random.randint(symbol_rng, (batch_size, length), base.RESERVED, vocab_size,
+  symbols = jax.random.randint(symbol_rng, (batch_size, lengths[1]), base.RESERVED, vocab_size,
                                jnp.int32)
-  return symbols, jax.random.randint(count_rng, (batch_size, 1), 1, length + 1, jnp.int32)
+  return symbols, base.draw_count(count_rng, batch_size, *lengths)
 
 
-def _sample_decoder(rng: Array, batch_size: int, *, order: Order, length: int,
+def _sample_decoder(rng: Array, batch_size: int, *, order: Order, lengths: tuple[int, int],
                     vocab_size: int) -> base.Batch:
-  symbols, count = _draw(rng, batch_size, length, vocab_size)
+  length = lengths[1]
+  symbols, count = _draw(rng, batch_size, lengths, vocab_size)
   source, answer = _ended(symbols, count), _ended(order(symbols, count), count)
   place = jnp.arange(2 * length + 3, dtype=jnp.int32)[None, :]
   before = jnp.take_along_axis(source, jnp.clip(place - 1, 0, length), axis=1)
@@ -68,9 +70,10 @@ def _sample_decoder(rng: Array, batch_size: int, *, order: Order, length: int,
   return base.next_token(tokens, (place >= count + 2) & (place <= 2 * count + 2))
 
 
-def _sample_seq2seq(rng: Array, batch_size: int, *, order: Order, length: int,
+def _sample_seq2seq(rng: Array, batch_size: int, *, order: Order, lengths: tuple[int, int],
                     vocab_size: int) -> base.Batch:
-  symbols, count = _draw(rng, batch_size, length, vocab_size)
+  length = lengths[1]
+  symbols, count = _draw(rng, batch_size, lengths, vocab_size)
   targets = _ended(order(symbols, count), count)
   scored = jnp.arange(length + 1, dtype=jnp.int32)[None, :] <= count
   start = jnp.full((batch_size, 1), BOS, jnp.int32)
@@ -123,7 +126,8 @@ def _ordinary(symbols: list[int]) -> list[int]:
 
 
 def _make(config: 'Config', *, order: Order, note: str) -> base.Task:
-  length = base.size(config, OPTIONS, 'length', 1)
+  lengths = base.lengths(config, OPTIONS)
+  length = lengths[1]
   vocab_size = base.size(config, OPTIONS, 'vocab_size', base.RESERVED + 1)
   is_seq2seq = config.model == 'seq2seq'
   sample = _sample_seq2seq if is_seq2seq else _sample_decoder
@@ -133,7 +137,7 @@ def _make(config: 'Config', *, order: Order, note: str) -> base.Task:
       num_classes=vocab_size,
       input_length=time,
       target_length=time,
-      sample=functools.partial(sample, order=order, length=length, vocab_size=vocab_size),
+      sample=functools.partial(sample, order=order, lengths=lengths, vocab_size=vocab_size),
       guesses=functools.partial(_guesses, is_copy=order is _copy, vocab_size=vocab_size),
       note=note,
       answer=base.Answer(_frame_seq2seq if is_seq2seq else _frame_decoder, EOS),

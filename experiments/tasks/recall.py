@@ -14,6 +14,7 @@ if TYPE_CHECKING:
   from experiments.config import Config
 
 MQAR_OPTIONS = {'length': 64, 'vocab_size': 64, 'num_pairs': 4, 'random_filler': False}
+MQAR_FULL = {'length': 512, 'vocab_size': 8192, 'num_pairs': 64}
 INDUCTION_OPTIONS = {'length': 40, 'vocab_size': 20 + base.RESERVED, 'free_running': True}
 GAP_POWER = 0.01  # a in the gap weights a * g^(a - 1)
 
@@ -127,6 +128,6 @@ def _make_induction(config: 'Config') -> base.Task:
 
 
 TASKS = {
-    'mqar': base.TaskFamily(_make_mqar, ('decoder',), MQAR_OPTIONS),
+    'mqar': base.TaskFamily(_make_mqar, ('decoder',), MQAR_OPTIONS, MQAR_FULL),
     'induction': base.TaskFamily(_make_induction, ('decoder',), INDUCTION_OPTIONS),
 }
