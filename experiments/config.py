@@ -182,11 +182,26 @@ class Config:
                             by_task=True,
                             free=True)
   eval_batches: int = _run(8, 'held-out batches of an evaluation', bounds=_SIZE)
+  eval_lengths: str = _run(
+      '', 'lengths to evaluate at besides, at the end: 64,128. Rows are then just so long')
   checkpoint_every: int = _run(200,
                                'steps between checkpoints; 0: one, at the end or when stopped',
                                bounds=_COUNT,
                                free=True)
   keep_checkpoints: int = _run(2, 'newest checkpoints to keep', bounds=_SIZE, free=True)
+
+  @property
+  def lengths(self) -> tuple[int, ...]:
+    """The lengths that eval_lengths lists.
+
+    Raises:
+      ValueError: it is no list of different positive integers.
+    """
+    words = self.eval_lengths.replace(',', ' ').split()
+    if not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < len(words):
+      raise ValueError('eval_lengths must be different positive integers, as 64,128; got '
+                       f'{self.eval_lengths}')
+    return tuple(map(int, words))
 
   @property
   def warmup(self) -> int:
@@ -237,6 +252,7 @@ def validate(config: Config) -> None:
   """
   for field in FIELDS.values():
     _check_field(field, getattr(config, field.name))
+  _ = config.lengths
   _check_sizes(config)
   for name, place in config.places().items():
     _check_place(config, name, place)

@@ -87,19 +87,32 @@ class Report:
 
   def result(self, summary: dict[str, Any], workdir: Path) -> None:
     """Prints the one table: the model beside the trivial baselines."""
+    self.say(f'held-out scores after {summary["step"]} steps')
+    self._table(summary['scores'])
+    by_length = summary.get('by_length', {})
+    if by_length:
+      self.say('the model at other lengths')
+      self._table({length: scores[MODEL] for length, scores in by_length.items()})
+    self.say(f'everything is in {workdir}: metrics.jsonl, summary.json, checkpoints')
+
+  def _table(self, scores: dict[str, dict[str, Any]]) -> None:
     table = Table('', box=box.SIMPLE_HEAD if self._console.is_terminal else box.ASCII2)
-    columns = ['loss', 'accuracy', 'exact match']
-    if summary['scores'][MODEL].get('free_running') is not None:
-      columns.append('free running')
+    columns = ['loss', 'accuracy', 'exact match', 'free running']
+    columns = [
+        column for column in columns if any(_cell(score, column) for score in scores.values())
+    ]
     for column in columns:
       table.add_column(column, justify='right')
-    for name, score in summary['scores'].items():
-      cells = [score.get(column.replace(' ', '_')) for column in columns]
-      style = 'bold' if name == MODEL else None
-      table.add_row(name, *('' if cell is None else f'{cell:.4f}' for cell in cells), style=style)
-    self.say(f'held-out scores after {summary["step"]} steps')
+    for name, score in scores.items():
+      table.add_row(name,
+                    *(_cell(score, column) for column in columns),
+                    style='bold' if name == MODEL else None)
     self._console.print(table)
-    self.say(f'everything is in {workdir}: metrics.jsonl, summary.json, checkpoints')
+
+
+def _cell(score: dict[str, Any], column: str) -> str:
+  value = score.get(column.replace(' ', '_'))
+  return '' if value is None else f'{value:.4f}'
 
 
 def _training(row: dict[str, Any]) -> str:

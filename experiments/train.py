@@ -18,11 +18,12 @@ from experiments import flags
 from experiments import loop
 from experiments.checkpoint import Checkpoints
 from experiments.config import Config, UserError
-from experiments.evaluate import make_evaluate, Score
+from experiments.evaluate import make_evaluate
+from experiments.loop import Scores
 from experiments.models import build_model
 from experiments.report import Report, warn
 from experiments.step import init_state, make_train_step, State
-from experiments.tasks import make_task, Task
+from experiments.tasks import at_length, make_task, Task
 from experiments.workdir import Workdir
 from experiments.writer import MetricsFile, write_json
 
@@ -31,9 +32,18 @@ SUMMARY = 'summary.json'
 
 
 class Experiment(NamedTuple):
-  """What a Config stands for. abstract: the shapes of its state."""
+  """What a Config stands for.
+
+  Attributes:
+    config: it.
+    task: its task.
+    longer: the task at each of config.lengths.
+    model: a model for the longest of them.
+    abstract: the shapes of the run's state.
+  """
   config: Config
   task: Task
+  longer: dict[int, Task]
   model: nn.Module
   abstract: State
 
@@ -46,11 +56,16 @@ def build(config: Config) -> Experiment:
   """
   try:
     task = make_task(config)
-    model = build_model(config, task)
+    longer = {length: at_length(config, length) for length in config.lengths}
+    every = (task, *longer.values())
+    model = build_model(
+        config,
+        task._replace(input_length=max(x.input_length for x in every),
+                      target_length=max(x.target_length for x in every)))
     abstract = jax.eval_shape(lambda: init_state(config, task, model))
   except (ValueError, NotImplementedError) as error:
     raise UserError(' '.join(str(error).split())) from error
-  return Experiment(config, task, model, abstract)
+  return Experiment(config, task, longer, model, abstract)
 
 
 class Stop:
@@ -108,7 +123,7 @@ def train(config: Config) -> int:
 def _run(experiment: Experiment, workdir: Workdir, report: Report,
          stop: Stop) -> dict[str, Any] | None:
   """Trains to the end and returns the summary it wrote, or None if stopped before."""
-  config, task, model, abstract = experiment
+  config, task, longer, model, abstract = experiment
   path, began = workdir.path, time.monotonic()
   with Checkpoints(path / 'checkpoints', config, warn) as checkpoints:
     state = checkpoints.restore(abstract)
@@ -132,17 +147,23 @@ def _run(experiment: Experiment, workdir: Workdir, report: Report,
     report.say(f'stopped and saved at step {int(state.step)} of {config.steps}; '
                'the same command resumes')
     return None
-  summary = _summary(config, state, scores, parameters, time.monotonic() - began)
+  by_length = {}
+  for length, at in longer.items():
+    report.say(f'evaluating at length {length}')
+    by_length[length] = make_evaluate(config, at, model)(state.params)
+  summary = _summary(config, state, scores, by_length, parameters, time.monotonic() - began)
   write_json(path / SUMMARY, summary)
   return summary
 
 
-def _summary(config: Config, state: State, scores: dict[str, Score], parameters: int,
-             seconds: float) -> dict[str, Any]:
+def _summary(config: Config, state: State, scores: Scores, by_length: dict[int, Scores],
+             parameters: int, seconds: float) -> dict[str, Any]:
+  plain = lambda scores: {name: score._asdict() for name, score in scores.items()}
   return dict(config=dataclasses.asdict(config),
               step=int(state.step),
-              scores={
-                  name: score._asdict() for name, score in scores.items()
+              scores=plain(scores),
+              by_length={
+                  str(length): plain(found) for length, found in by_length.items()
               },
               parameters=parameters,
               params_digest=digest(state.params),

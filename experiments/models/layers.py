@@ -159,8 +159,16 @@ class Attention(nn.Module):
     rng = jax.random.fold_in(jax.random.key(spec.seed), FEATURE_STREAM)
     rng = jax.random.fold_in(rng, self.instance)
     if spec.variant == 'bigbird':
-      return init(rng, dims)
+      return self._random_blocks(init, rng, dims)
     return jax.lax.stop_gradient(init(jax.random.fold_in(rng, draw), dims))
+
+  def _random_blocks(self, init: Any, rng: Array, dims: Any) -> Any:
+    """Random blocks; causal, those of a sequence are the first of a longer one's."""
+    if not self.spec.is_causal:
+      return init(rng, dims)
+    number = -(-dims.S // dict(self.spec.sizes)['block_size'])
+    longest = init(rng, dims._replace(S=max(dims.S, self.spec.max_length)))
+    return {name: blocks[..., :number, :] for name, blocks in longest.items()}
 
 
 class LayerNorm(nn.Module):

@@ -1,5 +1,6 @@
 """The tasks: pure functions (rng, batch_size) -> batch, and the trivial answers to them."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from experiments.tasks import grammar
@@ -30,7 +31,17 @@ def make_task(config: 'Config') -> Task:
   return family.make(config)
 
 
+def at_length(config: 'Config', length: int) -> Task:
+  """The task of a Config with sequences of one length, where lengths are drawn of that alone.
+
+  Raises:
+    ValueError: the task has no such length.
+  """
+  drawn = 'min_length' in TASKS[config.task].options
+  return make_task(dataclasses.replace(config, length=length, min_length=length if drawn else 0))
+
+
 __all__ = [
     'BOS', 'Batch', 'EOS', 'MASK', 'PAD', 'RESERVED', 'SEP', 'TASKS', 'Task', 'TaskFamily',
-    'make_task', 'next_token'
+    'at_length', 'make_task', 'next_token'
 ]

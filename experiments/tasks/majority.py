@@ -1,7 +1,7 @@
 """majority: which class of token is the most frequent (encoder-only, classification)."""
 
 import functools
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 import jax
 from jax import Array
@@ -13,7 +13,7 @@ from experiments.tasks.base import BOS, PAD, RESERVED
 if TYPE_CHECKING:
   from experiments.config import Config
 
-OPTIONS = {'length': 32, 'min_length': 16, 'num_classes': 4, 'pooling': 'mean'}
+OPTIONS: dict[str, Any] = {'length': 32, 'min_length': 16, 'num_classes': 4, 'pooling': 'mean'}
 
 
 def _break_ties(rng: Array, classes: Array, real: Array, num_classes: int) -> tuple[Array, Array]:
