@@ -17,12 +17,13 @@ import numpy as np
 from experiments import flags
 from experiments import loop
 from experiments.checkpoint import Checkpoints
+from experiments.costs import compile_step, Costs, StepTimer
 from experiments.config import Config, UserError
 from experiments.evaluate import make_evaluate
 from experiments.loop import Scores
 from experiments.models import build_model
 from experiments.report import Report, warn
-from experiments.step import init_state, make_train_step, State
+from experiments.step import init_state, State
 from experiments.tasks import at_length, make_task, Task
 from experiments.workdir import Workdir
 from experiments.writer import MetricsFile, write_json
@@ -130,18 +131,19 @@ def _run(experiment: Experiment, workdir: Workdir, report: Report,
     if state is None:
       state = jax.jit(lambda: init_state(config, task, model))()
     start = int(state.step)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    timer, parameters = StepTimer(), sum(x.size for x in jax.tree.leaves(abstract.params))
     report.start(task.note, parameters, jax.devices()[0].platform, path, start)
     with contextlib.closing(MetricsFile(path / 'metrics.jsonl', start)) as metrics_file, \
         report.progress(start) as progress:
+      train_step, costs = compile_step(config, task, model, abstract)
       state, scores = loop.run(config,
                                state,
-                               make_train_step(config, task, model),
+                               train_step,
                                make_evaluate(config, task, model),
                                metrics_file,
                                checkpoints,
                                should_stop=stop,
-                               report=progress)
+                               report=timer.around(progress))
     checkpoints.wait()
   if scores is None:
     report.say(f'stopped and saved at step {int(state.step)} of {config.steps}; '
@@ -151,13 +153,15 @@ def _run(experiment: Experiment, workdir: Workdir, report: Report,
   for length, at in longer.items():
     report.say(f'evaluating at length {length}')
     by_length[length] = make_evaluate(config, at, model)(state.params)
-  summary = _summary(config, state, scores, by_length, parameters, time.monotonic() - began)
+  summary = _summary(config, state, scores, by_length, costs) | dict(
+      seconds_per_step=timer.seconds_per_step,
+      seconds_of_last_session=round(time.monotonic() - began, 1))
   write_json(path / SUMMARY, summary)
   return summary
 
 
 def _summary(config: Config, state: State, scores: Scores, by_length: dict[int, Scores],
-             parameters: int, seconds: float) -> dict[str, Any]:
+             costs: Costs) -> dict[str, Any]:
   plain = lambda scores: {name: score._asdict() for name, score in scores.items()}
   return dict(config=dataclasses.asdict(config),
               step=int(state.step),
@@ -165,9 +169,8 @@ def _summary(config: Config, state: State, scores: Scores, by_length: dict[int, 
               by_length={
                   str(length): plain(found) for length, found in by_length.items()
               },
-              parameters=parameters,
               params_digest=digest(state.params),
-              seconds_of_last_session=round(seconds, 1))
+              **costs._asdict())
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,8 +5,8 @@ import os
 import re
 import signal
 
+from experiments import costs
 from experiments import train
-from experiments.step import make_train_step
 import pytest
 
 from tests import tiny
@@ -75,8 +75,8 @@ def test_a_run_from_start_to_end_and_again(capsys, tmp_path):
 
 def test_sigterm_finishes_the_step_and_saves(capsys, tmp_path, monkeypatch):
 
-  def make(*arguments):
-    step, count = make_train_step(*arguments), []
+  def compile_step(*arguments):
+    (step, made), count = costs.compile_step(*arguments), []
 
     def and_signal(state):
       count.append(0)
@@ -84,9 +84,9 @@ def test_sigterm_finishes_the_step_and_saves(capsys, tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
       return step(state)
 
-    return and_signal
+    return and_signal, made
 
-  monkeypatch.setattr(train, 'make_train_step', make)
+  monkeypatch.setattr(train, 'compile_step', compile_step)
   assert main(*SMALL, f'--workdir={tmp_path}') == 0
   assert 'stopped and saved at step 4 of 6; the same command resumes' in capsys.readouterr().out
   assert (tmp_path / 'checkpoints' / '4').is_dir()
