@@ -44,7 +44,7 @@ class Cache:
     overflow: bool [...], whether a row was given more tokens than max_length; see `check`.
     kept: the variant's own arrays.
     variant: its name in VARIANTS.
-    heads: K, H, Hv.
+    heads: N, K, H, Hv.
     dtype: of queries, keys and values.
     max_length: the most tokens a row may have; None for any number.
     chunk: the most tokens taken in at once; None for any number.
@@ -55,7 +55,7 @@ class Cache:
   overflow: Array
   kept: Any
   variant: str
-  heads: tuple[int, int, int]
+  heads: tuple[int, int, int, int]
   dtype: Any
   max_length: int | None
   chunk: int | None
@@ -88,10 +88,10 @@ def init(name: str, memory: Memory, params: Any, dims: Dims, dtype: Any, max_len
   elif memory.grows:
     raise ValueError(f'max_length must say how many tokens a cache of {name} may hold, since it '
                      'grows with them; got None')
-  options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
+  options = {name: _static(x) for name, x in options.items()}
   kept, chunk = memory.init(params, dims, dtype, max_length, **options)
   return Cache(jnp.zeros(dims.leading, jnp.int32), jnp.zeros(dims.leading, bool), kept, name,
-               (dims.K, dims.H, dims.Hv), dtype, max_length, chunk, _described(params),
+               (dims.N, dims.K, dims.H, dims.Hv), dtype, max_length, chunk, _described(params),
                tuple(sorted(options.items())))
 
 
@@ -158,6 +158,13 @@ def _described(params: dict[str, Any]) -> tuple[tuple[str, str, tuple[int, ...]]
       for name, x in sorted(params.items()))
 
 
+def _static(x: Any) -> Any:
+  """An option as Python numbers, which can be compared and hashed."""
+  if isinstance(x, (tuple, list)):
+    return tuple(map(_static, x))
+  return x.item() if checks.is_array(x) and x.ndim == 0 else x
+
+
 def _check_dtype(dtype: Any) -> Any:
   try:
     found = None if dtype is None else jnp.dtype(dtype)
@@ -180,10 +187,10 @@ def _check(cache: Cache, params: dict[str, Any], dims: Dims, dtype: Any, bias: A
   if cache.length.shape != dims.leading:
     raise ValueError(f'query must have the batch axes of the cache, {cache.length.shape}; got '
                      f'{dims.leading}')
-  heads, held = (dims.K, dims.H, dims.Hv), cache.heads
+  heads, held = (dims.N, dims.K, dims.H, dims.Hv), cache.heads
   if heads != held:
-    raise ValueError('key and value must have the heads and sizes of the cache, (K, H, Hv) = '
-                     f'{held}; got {heads}')
+    raise ValueError('query, key and value must have the heads and sizes of the cache, '
+                     f'(N, K, H, Hv) = {held}; got {heads}')
   if dtype != cache.dtype:
     raise ValueError(f'query, key and value must have the dtype of the cache, {cache.dtype}; got '
                      f'{dtype}')

@@ -172,9 +172,13 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 
 def check_key(name: str, rng: Any) -> Array:
-  """Returns a key of jax.random."""
+  """Returns a key of jax.random, of the new kind or the old."""
   if not is_array(rng):
     raise ValueError(f'{name} must be a key such as jax.random.key(0); got {type(rng).__name__}')
+  is_new = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+  if rng.ndim != (0 if is_new else 1) or not is_new and rng.dtype != np.uint32:
+    raise ValueError(f'{name} must be one key such as jax.random.key(0); got {rng.dtype} '
+                     f'{tuple(rng.shape)}')
   return rng
 
 

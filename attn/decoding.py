@@ -33,7 +33,7 @@ class Generated(NamedTuple):
     tokens: int32 [B, max_length], pad_id behind each row's end.
     lengths: int32 [B], the tokens of each row, its eos_id included.
     log_probs: [B, max_length], the model's own log-probability of each token, before any filter; 0
-      behind the end.
+      behind the end; nan where the logits allow no token.
     state: the step's state after as many steps as the longest row took. A row that ended earlier
       was fed its last token again in every further one: only the longest rows can go on from here,
       and a cache needs room for as many steps in every row.
@@ -103,6 +103,8 @@ def generate(step: Step,
   tokens, V = _check(step, state, tokens)
   length = checks.check_int('max_length', max_length, 1)
   _check_ids(eos_id, pad_id, V)
+  if callback is not None and not callable(callback):
+    raise ValueError(f'callback must be a function or None; got {type(callback).__name__}')
   if rng is None and not _is_zero(temperature):
     raise ValueError(f'rng must be a key unless temperature is 0; got None and {temperature}')
   rng = jax.random.key(0) if rng is None else checks.check_key('rng', rng)
@@ -242,8 +244,11 @@ def beam_search(step: Step,
     i, done = carry.number, over(carry)
     hold = lambda old, new: jnp.where(done.reshape(B, *[1] * (old.ndim - 1)), old, new)
     logits, state = step(carry.state, carry.last.reshape(-1))
-    log_probs = jax.nn.log_softmax(logits.astype(dtype), -1).reshape(B, k, V)
-    log_probs += carry.log_probs[..., None]
+    logits = logits.astype(dtype).reshape(B, k, V)
+    log_probs = jax.nn.log_softmax(logits, -1) + carry.log_probs[..., None]
+    # What there is not has no children, and what allows no token none either: their sums are nan.
+    dead = (jnp.max(logits, -1) == hidden) | (carry.log_probs == hidden)
+    log_probs = jnp.where(dead[..., None], hidden, log_probs)
     ended = carry.ended
     if eos_id is not None:
       finish = log_probs[..., eos_id]
@@ -287,7 +292,10 @@ def _normalisers(length_penalty: Any, length: int, dtype: Any) -> tuple[Array, A
   """
   lengths = np.arange(1., length + 1)
   if callable(length_penalty):
-    norms = np.asarray(length_penalty(lengths), np.float64)
+    try:
+      norms = np.asarray(length_penalty(lengths), np.float64)
+    except (TypeError, ValueError) as error:
+      raise ValueError(f'length_penalty must give numbers; got an error: {error}') from None
   elif isinstance(length_penalty, numbers.Real) and not isinstance(length_penalty, bool):
     norms = lengths**float(length_penalty)
   else:
@@ -352,6 +360,8 @@ def _check_limits(limits: ArrayLike | None, B: int, length: int) -> Array:
       limits.dtype, jnp.integer):
     got = f'{limits.dtype} {limits.shape}' if checks.is_array(limits) else type(limits).__name__
     raise ValueError(f'limits must be integers [B] = ({B},); got {got}')
+  if limits.dtype.itemsize < 4:  # whose range may not hold `length`
+    limits = limits.astype(np.int32)
   clip = np.clip if isinstance(limits, np.ndarray) else jnp.clip
   return jnp.asarray(clip(limits, 0, length), jnp.int32)
 

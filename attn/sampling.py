@@ -17,6 +17,8 @@ from attn import axes, checks, softmax
 from attn.axes import Array, ArrayLike
 
 Setting = float | int | ArrayLike
+# Settings beyond this, or below its reciprocal, mean the same.
+_LARGE = 1e30
 
 
 def temperature(logits: ArrayLike, value: Setting) -> Array:
@@ -36,7 +38,9 @@ def temperature(logits: ArrayLike, value: Setting) -> Array:
   value = _setting('temperature', value, logits, 0., np.inf, 'finite and at least 0')
   best = jnp.where(_rank(logits) == 0, jnp.zeros_like(logits), softmax.HIDDEN)
   relative = logits - softmax.finite(jnp.max(logits, -1, keepdims=True))
-  return jnp.where(value > 0, relative / jnp.where(value > 0, value, jnp.ones_like(value)), best)
+  # XLA may multiply by the reciprocal, which must not vanish: -inf times 0 is nan.
+  divisor = jnp.where(value > 0, jnp.minimum(value, _LARGE), jnp.ones_like(value))
+  return jnp.where(value > 0, relative / divisor, best)
 
 
 def top_k(logits: ArrayLike, value: Setting) -> Array:
@@ -123,6 +127,7 @@ def repetition_penalty(logits: ArrayLike, seen: ArrayLike, value: Setting) -> Ar
                      np.inf,
                      'finite and greater than 0',
                      positive=True)
+  penalty = jnp.clip(penalty, 1 / _LARGE, _LARGE)
   return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -183,13 +188,16 @@ def _setting(name: str,
   if checks.is_array(value) and integer and not jnp.issubdtype(value.dtype, jnp.integer):
     raise ValueError(f'{name} must be {wanted}; got {value.dtype}')
   if not isinstance(value, jax.core.Tracer):
-    known = np.asarray(value)
+    try:
+      known = np.asarray(value)
+    except ValueError:  # lists of different lengths
+      raise ValueError(f'{name} must be {wanted}; got {value}') from None
     number = np.issubdtype(known.dtype,
                            np.integer) or not integer and jnp.issubdtype(known.dtype, jnp.floating)
     least = np.greater if positive else np.greater_equal
     if not number or not np.all(least(known, low) & (known <= high) & (known < np.inf)):
       raise ValueError(f'{name} must be {wanted}; got {value}')
-    value = np.minimum(known, checks.MOST) if integer else known
+    value = np.minimum(known.astype(np.int64), checks.MOST) if integer else known
   shape = jnp.shape(value)
   if shape not in ((), logits.shape[:-1]):
     raise ValueError(f'{name} must be one number or one for each row {logits.shape[:-1]} of '

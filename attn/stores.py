@@ -88,13 +88,15 @@ def pattern(keeps: Callable[..., tuple[Keep, ...]], grows: bool) -> Memory:
   return Memory(begin, further, grows)
 
 
-def ring(slots: int, visible: Predicate) -> Keep:
-  """The newest keys."""
+def ring(slots: int, visible: Predicate, max_length: int | None) -> Keep:
+  """The newest keys; all, where a row has no more."""
+  slots = slots if max_length is None else min(slots, max_length)
   return Keep(slots, lambda p: p % slots, visible)
 
 
-def first(number: int) -> Keep:
+def first(number: int, max_length: int | None) -> Keep:
   """The keys at the first positions."""
+  number = number if max_length is None else min(number, max_length)
   return Keep(number, lambda p: p, None, forget=False)
 
 
@@ -244,7 +246,7 @@ def write(store: Store, slots: Array, call: Call) -> Store:
     put = lambda x, new, slots: x.at[(slice(None),) * axis + (slots,)].set(new, mode='drop')
     for _ in range(lead):
       put = jax.vmap(put)
-    return put(x, new.astype(x.dtype), slots)
+    return put(jnp.asarray(x), new.astype(x.dtype), slots)
 
   return Store(one(store.key, call.key, 1), one(store.value, call.value, 1),
                one(store.positions, jnp.asarray(call.key_positions), 0))

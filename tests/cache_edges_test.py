@@ -183,3 +183,46 @@ def test_sizes_and_dtypes_are_checked():
   for error, match, attempt in attempts:
     with pytest.raises(error, match=match):
       attempt()
+
+
+@pytest.mark.parametrize('name, options', [
+    ('local', dict(window=2**40)), ('strided', dict(stride=10**6)), ('fixed', dict(stride=10**6)),
+    ('fixed', dict(stride=10**6, summary=10**6)), ('longformer', dict(window=2, num_global=10**6)),
+    ('longformer', dict(window=10**6, num_global=2)), ('bigbird', dict(block_size=10**6))
+], ids=str)  # yapf: disable
+def test_no_cache_is_larger_than_its_sequences(name, options):
+  rng, length, variant = np.random.default_rng(0), 9, attn.VARIANTS[name]
+  qkv = [jnp.asarray(rng.normal(size=(2, length, 2, 4)), jnp.float32) for _ in range(3)]
+  params = {'random_blocks': -np.ones((1, 1), np.int32)} if name == 'bigbird' else {}
+  cache = variant.init_cache(params, attn.check_qkv(*qkv), max_length=length, **options)
+  assert attn.cache.size(cache) < 6 * sum(x.nbytes for x in qkv)
+  found = []
+  for piece in (slice(0, 5), slice(5, 9)):
+    output, cache = variant.extend(params, cache, *(x[:, piece] for x in qkv))
+    found.append(output)
+  expected = variant.apply(params, *qkv, is_causal=True, **options)
+  tolerances.assert_close(jnp.concatenate(found, 1), expected, 2e-6)
+
+
+@pytest.mark.parametrize('row', CAUSAL, ids=lambda row: row.id)
+def test_a_cache_of_numpy_arrays_without_a_batch_is_one(row):
+  rng, variant = np.random.default_rng(0), attn.VARIANTS[row.name]
+  qkv = [rng.normal(size=(5, 4, 4)).astype(np.float32) for _ in range(3)]
+  params = {
+      name: jnp.asarray(x, jnp.float32 if x.dtype == np.float64 else x.dtype)
+      for name, x in row.params(np.random.default_rng(7), 5, 4, 4).items()
+  }
+  cache = variant.init_cache(params, attn.check_qkv(*qkv), max_length=5, **cache_cases.options(row))
+  found, _ = variant.extend(params, jax.device_get(cache), *qkv)
+  expected, _ = variant.extend(params, cache, *qkv)
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_other_query_heads_and_options_that_are_arrays():
+  variant, token = attn.VARIANTS['local'], jnp.ones((1, 1, 4, 3))
+  cache = variant.init_cache({},
+                             attn.check_qkv(token, token, token),
+                             window=(jnp.int32(2), np.int64(0)))
+  jax.jit(variant.extend)({}, cache, token, token, token)
+  with pytest.raises(ValueError, match=r'\(N, K, H, Hv\) = \(4, 4, 3, 3\); got \(8, 4, 3, 3\)'):
+    variant.extend({}, cache, jnp.ones((1, 1, 8, 3)), token, token)

@@ -62,3 +62,34 @@ def test_more_features_come_closer_to_softmax(is_causal):
       for M in (16, 256)
   ]
   assert errors[1] < .05 and errors[1] < errors[0] / 2, errors
+
+
+@pytest.mark.parametrize('size', [8., 14., 30.])
+def test_large_keys_keep_their_part_in_one_pass(size):
+  """Whose features are so far apart that products of them underflow; under vmap, and gradients."""
+  rng, T, H = np.random.default_rng(0), 12, 64
+  query, key, value = (rng.normal(size=(8, T, 2, H)) * x for x in (size, size, 1.))
+  drawn = features(1, H, H)
+  log = lambda x: np.einsum('btnh,mh->bntm', x * H**-0.25, np.asarray(drawn, np.float64)) - np.sum(
+      np.moveaxis(x, 2, 1)**2, -1, keepdims=True) / 2 / H**0.5
+  pairs = log(query)[..., :, None, :] + log(key)[..., None, :, :]
+  top = pairs.max(-1)
+  logits = top + np.log(np.exp(pairs - top[..., None]).sum(-1))
+  logits = np.where(np.tril(np.ones((T, T), bool)), logits, -np.inf)
+  weights = np.exp(logits - logits.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  expected = np.einsum('bnts,bsnh->btnh', weights, value)
+  query, key, value = (jnp.asarray(x, jnp.float32) for x in (query, key, value))
+
+  def attend(query, key, value):
+    return attn.performer_attention(query, key, value, features=drawn, is_causal=True, block_size=5)
+
+  @harness.jit
+  def both(query, key, value):
+    output, back = jax.vjp(attend, query, key, value)
+    return output, jax.vmap(attend)(query, key, value), back(jnp.ones_like(output))[2]
+
+  found, mapped, back = both(query, key, value)
+  np.testing.assert_allclose(found, expected, atol=2e-3)
+  np.testing.assert_allclose(mapped, found, atol=2e-3)
+  np.testing.assert_allclose(back.sum(1), np.full((8, 2, H), float(T)), rtol=1e-3)

@@ -192,10 +192,10 @@ class Variant(NamedTuple):
     for what, given, known in (('array', params, arrays), ('option', options,
                                                            [n for n in own if n not in arrays])):
       wanted = [n for n in known if signature[n].default is inspect.Parameter.empty]
-      for name in sorted({*given, *wanted}):
-        if name not in known or name not in given and name in wanted:
-          state = 'needs' if name in wanted else 'has no'
-          raise TypeError(f'a cache of {self.name} {state} {what} {name}; its {what}s are: '
+      where = ', which params hold' if what == 'array' else ''
+      for state, names in (('has no', {*given} - {*known}), ('needs', {*wanted} - {*given})):
+        for name in sorted(names):
+          raise TypeError(f'a cache of {self.name} {state} {what} {name}; its {what}s{where} are: '
                           f'{", ".join(known) or "none"}')
 
 

@@ -86,6 +86,8 @@ def bigbird_attention(
     raise ValueError(
         f'random_blocks must list {-(-dims.T // size)} blocks of block_size = {size} for T = '
         f'{dims.T}; got {random_blocks.shape}, which lists {number}')
+  if not placed:
+    size = min(size, max(dims.T, 1))  # a single block need not be filled up
   chosen = choose(random_blocks, is_causal)  # [N or 1, blocks, r]
   chosen = _by_heads(chosen, dims.K)
   if not dims.T or not dims.S:
@@ -267,10 +269,11 @@ def _init_memory(params: dict[str, Array], dims: Dims, dtype: Any, max_length: i
   with jax.ensure_compile_time_eval():  # known lists stay known under jit and eval_shape
     place = _place(choose(_check_blocks(params['random_blocks']), True))
   number, r = int(place.max(initial=-1)) + 1, chosen.shape[-1]
-  near, first, listed = (stores.empty(dims, n * size, dtype) for n in (2, 1, number))
+  slots = min(2 * size, max_length), min(size, max_length), number * size
+  near, first, listed = (stores.empty(dims, n, dtype) for n in slots)
   where = jnp.broadcast_to(jnp.asarray(place, jnp.int32), (*dims.leading, len(place)))
   kept = _Kept(near, first, listed, where)
-  return kept, stores.chunk((2 * size, 0), (number * size, r * size))
+  return kept, stores.chunk((slots[0], 0), (slots[2], r * size))
 
 
 def _place(chosen: Array) -> np.ndarray:
@@ -298,15 +301,14 @@ def _place(chosen: Array) -> np.ndarray:
 def _extend_memory(params: dict[str, Array], kept: _Kept, call: Call, spec: Spec, max_length: int,
                    block_size: int) -> tuple[State, _Kept]:
   """The state of new queries, and what is kept then."""
-  del max_length
   size, K = block_size, call.query.shape[-4]
   chosen = _by_heads(choose(_check_blocks(params['random_blocks']), True), K)
   lists = _lists(chosen, size, jnp.asarray(call.query_positions))
   number = chosen.shape[-2]
   seen = masks.causal() & _near_and_global(size, number, True)
   state = stores.visit(call._replace(query_blocks=lists), spec._replace(visible=seen, block=size))
-  near = stores.ring(2 * size, masks.near_blocks(size) & masks.outside_blocks(size, (0,), key=True))
-  first = stores.first(size)
+  visible = masks.near_blocks(size) & masks.outside_blocks(size, (0,), key=True)
+  near, first = stores.ring(2 * size, visible, max_length), stores.first(size, max_length)
   listed, far = kept.listed, kept.listed.positions.shape[-1]
   for keep, store in ((near, kept.near), (first, kept.first)):
     state = softmax.merge(state, stores.look(call, spec, keep, store))

@@ -103,6 +103,8 @@ def _summaries(call: Call, spec: Spec, stride: int, summary: int, is_causal: boo
 def keeps(max_length: int, stride: int, summary: int = 1) -> tuple[Keep, ...]:
   """The query's own block, and the summaries of all that may become earlier ones."""
   summary, stride = masks.check_summary(stride, summary), checks.check_int('stride', stride, 1)
+  stride = min(stride, max_length)  # where there is one block, its size does not matter
+  summary = min(summary, stride)
   slots = (max_length - 1) // stride * summary
 
   def place(p: Array) -> Array:
@@ -111,7 +113,7 @@ def keeps(max_length: int, stride: int, summary: int = 1) -> tuple[Keep, ...]:
 
   # What the summaries of a query's own block hide, the ring shows.
   others = Keep(slots, place, masks.other_block(stride), forget=False)
-  return stores.ring(stride, masks.same_block(stride)), others
+  return stores.ring(stride, masks.same_block(stride), max_length), others
 
 
 MEMORY = stores.pattern(keeps, grows=True)

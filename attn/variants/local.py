@@ -74,9 +74,8 @@ def local_attention(
 
 def keeps(max_length: int | None, window: int | tuple[int, int]) -> tuple[Keep, ...]:
   """A ring of the last left + 1 keys."""
-  del max_length
   left, right = check_window(window, True)
-  return (stores.ring(left + 1, masks.window(left, right)),)
+  return (stores.ring(left + 1, masks.window(left, right), max_length),)
 
 
 MEMORY = stores.pattern(keeps, grows=False)

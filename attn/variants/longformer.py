@@ -102,13 +102,12 @@ def global_parts(length: int, near: Predicate, number: int, is_causal: bool,
 def keeps(max_length: int | None, window: int | tuple[int, int],
           num_global: int) -> tuple[Keep, ...]:
   """A ring of the last left + 1 keys, and the global ones."""
-  del max_length
   left, right = check_window(window, True)
   near = masks.window(left, right)
   if not num_global:
-    return (stores.ring(left + 1, near),)
+    return (stores.ring(left + 1, near, max_length),)
   near &= masks.outside_blocks(num_global, (0,), key=True)
-  return stores.ring(left + 1, near), stores.first(num_global)
+  return stores.ring(left + 1, near, max_length), stores.first(num_global, max_length)
 
 
 MEMORY = stores.pattern(keeps, grows=False)

@@ -16,6 +16,9 @@ from attn.positions import PositionBias
 from attn.softmax import State, finite
 
 KERNELS = ('softmax', 'relu')
+# A product of features below this has lost digits or all; and a logit that is so far below another
+# is nothing beside it.
+_LOST, _APART = 1e-30, 30.
 
 
 def performer_attention(
@@ -184,8 +187,8 @@ def _within(before: State, log_query: Array, log_key: Array, value: Array,
   """The state `before`, after the keys of each query's own block up to its place, pair by pair.
 
   Scores are relative to the largest feature of either side alone, so no key has a part in another's
-  rounding. What underflows so is far below what else is seen; where nothing else is, the largest
-  features alone decide. That of the key at a query's own place is summed in full.
+  rounding; that of the key at a query's own place is summed in full. Where those features are far
+  apart a score underflows: if it may count beside what else is seen, all are summed in full.
   """
   top_query, top_key = jnp.max(log_query, -1), jnp.max(log_key, -1)
   shift_query, shift_key = finite(top_query), finite(top_key)
@@ -201,11 +204,41 @@ def _within(before: State, log_query: Array, log_key: Array, value: Array,
   earlier = (place[:, None] >= place).reshape(here.shape)
   visible = earlier if same is None else same & earlier
   logits = softmax.hide(jnp.where(here, exact[..., None], logits), visible)
-  lost = (jnp.max(logits, -1) == softmax.HIDDEN) & (before.sum == 0)
-  rough = lax.stop_gradient(top_query[..., None] + top_key[..., None, None, :])
-  rough = jnp.where(jnp.all(jnp.isfinite(log_query), -1)[..., None], rough, softmax.HIDDEN)
-  logits = jnp.where(lost[..., None], softmax.hide(rough, visible), logits)
+  if C > 1:
+    most = top_query[..., None] + top_key[..., None, None, :] + np.log(_LOST)
+    finite_keys = jnp.all(jnp.isfinite(log_key), -1)[..., None, None, :]
+    real = jnp.all(jnp.isfinite(log_query), -1)[..., None] & finite_keys
+    known = jnp.maximum(jnp.max(jnp.where(product > _LOST, logits, exact[..., None]), -1),
+                        jnp.where(before.sum > 0, before.max, softmax.HIDDEN))
+    counts = real & visible & ~here & (product <= _LOST) & (most > known[..., None] - _APART)
+    in_full = lambda: softmax.hide(_pairs(log_query, log_key), visible)
+    logits = lax.cond(_anywhere(lax.stop_gradient(counts)), in_full, lambda: logits)
   return softmax.merge(before, softmax.visit(logits, value.astype(logits.dtype)))
+
+
+@jax.custom_batching.custom_vmap
+def _anywhere(x: Array) -> Array:
+  """Whether any is true; under vmap in any row, so that a branch stays a branch."""
+  return jnp.any(x)
+
+
+@_anywhere.def_vmap
+def _anywhere_batched(size: int, is_batched: Any, x: Array) -> tuple[Array, bool]:
+  del size, is_batched
+  return _anywhere(x), False
+
+
+def _pairs(log_query: Array, log_key: Array) -> Array:
+  """The logits of all pairs in a block, [..., K, G, T, S], each summed relative to its largest."""
+
+  @jax.checkpoint
+  def one(log_key: Array) -> Array:
+    pair = log_query + log_key[..., None, None, :]
+    top = finite(jnp.max(pair, -1))
+    return _log(jnp.sum(jnp.exp(pair - top[..., None]), -1)) + top
+
+  logits = lax.map(one, jnp.moveaxis(log_key, -2, 0))
+  return jnp.moveaxis(logits, 0, -1)
 
 
 @jax.checkpoint

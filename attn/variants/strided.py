@@ -94,13 +94,14 @@ def _window_and_columns(call: Call, spec: Spec, stride: int, is_causal: bool,
 
 def keeps(max_length: int, stride: int) -> tuple[Keep, ...]:
   """A ring of the last `stride` keys, and every key beside those of its residue."""
+  stride = min(stride, max_length)  # what is farther apart than that is nowhere
   length = -(-max_length // stride)
   columns = Keep(slots=stride * length,
                  place=lambda p: p % stride * length + p // stride,
                  visible=masks.apart(stride),
                  reads=lambda p: p % stride * length,
                  width=length)
-  return stores.ring(stride, masks.window(stride - 1, 0)), columns
+  return stores.ring(stride, masks.window(stride - 1, 0), max_length), columns
 
 
 MEMORY = stores.pattern(keeps, grows=True)
