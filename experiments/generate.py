@@ -1,6 +1,6 @@
 """Continues prompts with a trained model: `python -m experiments.generate --workdir=runs/mine`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -23,9 +23,8 @@ from experiments.config import Config, UserError, validate
 from experiments.generate_request import help_text, parse, Request
 from experiments.report import warn
 from experiments.tasks import base
+from experiments.tasks.base import NAMES
 from experiments.train import build, Experiment
-
-NAMES = {'PAD': base.PAD, 'BOS': base.BOS, 'EOS': base.EOS, 'SEP': base.SEP, 'MASK': base.MASK}
 
 
 def load(workdir: str) -> tuple[Experiment, Any, int]:
@@ -180,7 +179,7 @@ def prompts(request: Request) -> Iterator[tuple[str, str]]:
     yield from (('', prompt) for prompt in request.prompts)
     return
   try:
-    with (open(request.file, encoding='utf-8')
+    with (open(request.file, encoding='utf-8-sig')
           if request.file else contextlib.nullcontext(sys.stdin)) as lines:
       for number, line in enumerate(lines, 1):
         if line.strip():
@@ -194,13 +193,10 @@ def _say(text: str, end: str = '\n') -> None:
   print(text, end=end, flush=True)
 
 
-def _word(token: int, eos_id: int | None) -> str:
-  return 'EOS' if token == eos_id else str(token)
-
-
-def _words(tokens: list[int]) -> str:
-  names = {token: name for name, token in NAMES.items()}
-  return ' '.join(names.get(token, str(token)) for token in tokens)
+def _words(tokens: Iterable[int], eos_id: int | None = base.EOS) -> str:
+  """Tokens as a person reads them; where EOS is reserved, the other reserved ones are too."""
+  names = {} if eos_id is None else {token: name for name, token in NAMES.items()}
+  return ' '.join(names.get(int(token), str(token)) for token in tokens)
 
 
 def write(request: Request) -> int:
@@ -226,10 +222,12 @@ def write(request: Request) -> int:
         f'{experiment.task.target_length} positions the model has; --max_length bounds it',
         file=sys.stderr,
         flush=True)
+  if experiment.task.answer is not None and not request.raw:
+    print(f'a prompt: {experiment.task.answer.prompt}', file=sys.stderr, flush=True)
   asked = not request.prompts and not request.file and sys.stdin.isatty()
   if asked:
     print('a prompt a line; Ctrl-D ends', file=sys.stderr, flush=True)
-  status = 0
+  status, index = 0, -1
   for index, (where, text) in enumerate(prompts(request)):
     try:
       batch, room = writer.batch(text)
@@ -242,20 +240,23 @@ def write(request: Request) -> int:
       _say_beams(text, writer(batch, room, index, show), writer.eos_id, request.log_probs)
     else:
       _say(f'{text} -> ', end='')
-      writer(batch, room, index, show)
-      _say('')
+      found = writer(batch, room, index, show)
+      last = found.tokens[0, found.lengths[0] - 1]
+      _say('' if writer.eos_id is None or last == writer.eos_id else ' ... (no room for more)')
+  if index < 0 and not asked:
+    raise UserError(f'there is no prompt in {request.file or "standard input"}')
   return status
 
 
 def _show(eos_id: int | None, log_probs: bool, number: Any, tokens: Any, values: Any) -> None:
-  word = _word(int(tokens[0]), eos_id) + (f' ({float(values[0]):.3f})' if log_probs else '')
+  word = _words(tokens[:1], eos_id) + (f' ({float(values[0]):.3f})' if log_probs else '')
   _say(f' {word}' if number else word, end='')
 
 
 def _say_beams(text: str, found: decoding.Beams, eos_id: int | None, log_probs: bool) -> None:
   for tokens, length, log_prob, score in zip(*(np.asarray(x[0]) for x in found)):
     if length:
-      words = ' '.join(_word(int(token), eos_id) for token in tokens[:length])
+      words = _words(tokens[:length], eos_id)
       total = f' log-probability {log_prob:.4f}' if log_probs else ''
       _say(f'{text} -> {words}  [score {score:.4f}{total}]')
 

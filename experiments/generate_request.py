@@ -94,8 +94,8 @@ def parse(argv: Sequence[str]) -> Request | None:
   if values['help'].value:
     return None
   if len(rest) > 1:
-    raise UserError(f'unexpected argument {rest[1]!r}; a prompt is --prompt="{rest[1]}", and '
-                    '--help lists the options')
+    raise UserError(f'unexpected argument {rest[1]!r}; a prompt of several words is written '
+                    '--prompt="7 9 8", and --help lists the options')
   given: dict[str, Any] = {name: values[name].value for name in values}
   if not given['workdir']:
     raise UserError('--workdir must name the run to load, as --workdir=runs/mine')

@@ -47,7 +47,8 @@ def test_answers_come_a_line_for_each_prompt(runs, capsys, model, monkeypatch):
   assert status == 0 and 'step 6 of 6' in err
   lines = out.splitlines()
   assert [line.split(' -> ')[0] for line in lines] == ['5 6 7', '8']
-  assert all(re.fullmatch(r'.* -> ((EOS|\d) \(-\d+\.\d{3}\) ?)+', line) for line in lines)
+  end = r'( \.\.\. \(no room for more\))?'
+  assert all(re.fullmatch(rf'.* -> ((\w+) \(-?\d+\.\d{{3}}\) ?)+{end}', line) for line in lines)
   words = re.sub(r' \(.*?\)', '', out)
   monkeypatch.setattr(sys, 'stdin', io.StringIO('5, 6 7\n\n8\n'))
   status, again, _ = run(capsys, workdir)
@@ -134,7 +135,10 @@ def test_a_task_without_an_end_says_how_much_is_written(tmp_path, capsys):
   ]) == 0
   status, out, err = run(capsys, f'--workdir={tmp_path}', '--prompt=5 3 6 7 3')
   assert status == 0 and 'no token that ends an answer' in err
-  assert len(out.split(' -> ')[1].split()) == 8 - 5 + 1
+  assert len(out.split(' -> ')[1].split()) == 8 - 5 + 1 and 'SEP among them' in err
+  for prompt in ('5 6 7', '5 SEP 6', '5 SEP 6 SEP 7', 'SEP SEP', '5 SEP MASK SEP'):
+    status, out, err = run(capsys, f'--workdir={tmp_path}', f'--prompt={prompt}')
+    assert status == 2 and not out and 'is none of the task' in err
   _, out, err = run(capsys, f'--workdir={tmp_path}', '--prompt=5 3 6 7 3', '--max_length=1')
   assert len(out.split(' -> ')[1].split()) == 1 and 'no token' not in err
 
@@ -151,8 +155,9 @@ def test_draws_depend_on_the_seed_alone(runs, capsys):
     (('--workdir=nowhere',), 'is no run: it has no config.json'),
     (('--workdir=RUN', '--prompt=5 x'), "'x' is no token"),
     (('--workdir=RUN', '--prompt=5 99'), 'the vocabulary is 0 to 8; got 99'),
-    (('--workdir=RUN', '--prompt=5 5 5 5 5 5 5 5 5'),
-     'is 11 tokens long, framed as BOS 5 5 5 5 5 5 5 5 5 SEP; the model reads at most 10'),
+    (('--workdir=RUN', '--prompt=5 5 5 5 5'), 'made for at most 4 symbols; got 5'),
+    (('--workdir=RUN', '--raw', '--prompt=5 5 5 5 5 5 5 5 5 5 5'),
+     'is 11 tokens long; the model reads at most 10'),
     (('--workdir=RUN', '--raw', '--prompt='), 'at least one token'),
     (('--workdir=RUN', '--prompt='), 'at least one token'),
     (('--workdir=RUN', '--prompt=5 SEP 6'), 'symbols are the numbers from 5 on'),
@@ -165,14 +170,14 @@ def test_draws_depend_on_the_seed_alone(runs, capsys):
     (('--workdir=RUN', '--prompt=5', '--beam_size=2', '--temperature=1'), 'by a beam search'),
     (('--workdir=RUN', '--prompt=5', '--beam_size=2', '--num_results=3'), 'exceeds --beam_size=2'),
     (('--workdir=RUN', '--prompt=5', '--repetition_penalty=0'), 'must be greater than 0'),
-    (('--workdir=RUN', '5 6'), "a prompt is --prompt=\"5 6\""),
+    (('--workdir=RUN', '5 6'), 'a prompt of several words is written --prompt="7 9 8"'),
     (('--workdir=RUN', '--promt=5'), 'promt'),
 ],
                          ids=str)
 def test_a_mistake_is_one_line_and_status_2(runs, capsys, options, message):
   options = [option.replace('RUN', str(runs / 'decoder')) for option in options]
   status, out, err = run(capsys, *options)
-  lines = [line for line in err.splitlines() if not line.startswith('copy, decoder')]
+  lines = [line for line in err.splitlines() if not line.startswith(('copy, ', 'a prompt: '))]
   assert status == 2 and not out
   assert len(lines) == 1 and lines[0].startswith('error: ') and message in lines[0]
 

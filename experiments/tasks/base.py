@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS, SEP, MASK = range(5)
 RESERVED = 5  # the first id that is an ordinary token
+NAMES = {'PAD': PAD, 'BOS': BOS, 'EOS': EOS, 'SEP': SEP, 'MASK': MASK}
 
 Batch = dict[str, Array]
 
@@ -24,9 +25,11 @@ class Answer(NamedTuple):
     frame: the symbols a person gives to (source, inputs): what the model reads, and what it goes on
       from; source is empty where there is no encoder. ValueError for what is no symbol of the task.
     eos_id: the token that ends an answer; None: its length is known.
+    prompt: what a prompt is, in words.
   """
   frame: Callable[[list[int]], tuple[list[int], list[int]]]
   eos_id: int | None
+  prompt: str
 
 
 class Task(NamedTuple):

@@ -109,20 +109,14 @@ def _guesses(batch: base.Batch, *, is_copy: bool, vocab_size: int) -> dict[str, 
   return guesses
 
 
-def _frame_decoder(symbols: list[int]) -> tuple[list[int], list[int]]:
-  return [], [BOS, *_ordinary(symbols), SEP]
-
-
-def _frame_seq2seq(symbols: list[int]) -> tuple[list[int], list[int]]:
-  return [*_ordinary(symbols), EOS], [BOS]
-
-
-def _ordinary(symbols: list[int]) -> list[int]:
-  """The symbols, none of which is reserved; ValueError otherwise."""
-  if min(symbols, default=base.RESERVED) < base.RESERVED:
+def _frame(symbols: list[int], *, length: int, is_seq2seq: bool) -> tuple[list[int], list[int]]:
+  """What is read and gone on from; ValueError for reserved symbols, or too many."""
+  if min(symbols) < base.RESERVED:
     raise ValueError(f'its symbols are the numbers from {base.RESERVED} on, and what stands around '
-                     f'them is put there; got {min(symbols)}')
-  return symbols
+                     'them is put there')
+  if len(symbols) > length:
+    raise ValueError(f'it was made for at most {length} symbols; got {len(symbols)}')
+  return ([*symbols, EOS], [BOS]) if is_seq2seq else ([], [BOS, *symbols, SEP])
 
 
 def _make(config: 'Config', *, order: Order, note: str) -> base.Task:
@@ -140,7 +134,8 @@ def _make(config: 'Config', *, order: Order, note: str) -> base.Task:
       sample=functools.partial(sample, order=order, lengths=lengths, vocab_size=vocab_size),
       guesses=functools.partial(_guesses, is_copy=order is _copy, vocab_size=vocab_size),
       note=note,
-      answer=base.Answer(_frame_seq2seq if is_seq2seq else _frame_decoder, EOS),
+      answer=base.Answer(functools.partial(_frame, length=length, is_seq2seq=is_seq2seq), EOS,
+                         f'at most {length} symbols'),
   )
 
 

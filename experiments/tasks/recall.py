@@ -96,6 +96,16 @@ def _sample_induction(rng: Array, batch_size: int, *, length: int, vocab_size: i
   return base.next_token(tokens, jnp.broadcast_to(place == length, tokens.shape))
 
 
+def _frame_induction(symbols: list[int]) -> tuple[list[int], list[int]]:
+  """A prompt as it stands; ValueError unless the trigger is in it once and at its end."""
+  if symbols.count(SEP) != 2 or symbols[-1] != SEP or SEP in symbols[-2:-1]:
+    raise ValueError('the trigger SEP stands once among its symbols and once more at the end, as '
+                     'in 5 SEP 6 7 SEP')
+  if any(x < base.RESERVED for x in symbols if x != SEP):
+    raise ValueError(f'its symbols but for SEP are the numbers from {base.RESERVED} on')
+  return [], symbols
+
+
 def _guess_induction(batch: base.Batch, *, vocab_size: int) -> dict[str, Array]:
   inputs = batch['inputs']
   place = base.chance(inputs.shape, 0, inputs.shape[1])
@@ -123,7 +133,7 @@ def _make_induction(config: 'Config') -> base.Task:
       sample=functools.partial(_sample_induction, **sizes),
       guesses=functools.partial(_guess_induction, vocab_size=vocab_size),
       note='recall what followed a trigger; a Transformer of two layers is above 0.97',
-      answer=base.Answer(lambda symbols: ([], symbols), None),
+      answer=base.Answer(_frame_induction, None, 'symbols with SEP among them and at the end'),
   )
 
 
