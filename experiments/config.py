@@ -139,6 +139,7 @@ class Config:
   pooling: str = _model('mean',
                         'what a classifier reads of the positions',
                         choices=('mean', 'first'),
+                        models=('encoder',),
                         by_task=True)
   remat: bool = _model(False, 'recompute layers in the backward pass, to save memory')
   dtype: str = _model('float32',
@@ -179,6 +180,7 @@ class Config:
   eval_every: int = _run(200, 'steps between evaluations; 0: one, at the end', bounds=_COUNT)
   free_running: bool = _run(True,
                             'evaluate answers that the model writes itself too (default)',
+                            models=('decoder', 'seq2seq'),
                             by_task=True,
                             free=True)
   eval_batches: int = _run(8, 'held-out batches of an evaluation', bounds=_SIZE)

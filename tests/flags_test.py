@@ -28,6 +28,8 @@ REFUSED = [
     ('--attention=local --decoder_attention=vanilla', '--attention is not read'),
     ('--num_pairs=3', '--num_pairs is not read .*task mqar'),
     ('--attention=local --window=8 --kernel=relu', '--kernel is not read .*performer'),
+    ('--task=listops --pooling=first', '--pooling is not read by task=listops model=decoder'),
+    ('--task=listops --model=encoder --nofree_running', '--free_running is not read'),
     ('--vocab_size=2', 'vocab_size'),
     ('--no-remat', '--no-remat is no flag; did you mean --noremat?'),
     ('--no_remat', '--no_remat is no flag; did you mean --noremat?'),

@@ -79,7 +79,8 @@ def test_a_batch_is_a_function_of_its_key(name, model):
 
 def digest():
   total = hashlib.sha256()
-  for name, model in ('sort', 'decoder'), ('mqar', 'decoder'), ('masked', 'encoder'):
+  for name, model in (('sort', 'decoder'), ('mqar', 'decoder'), ('masked', 'encoder'),
+                      ('listops', 'decoder'), ('matching', 'encoder')):
     for field, array in sorted(draw(make(name, model)).items()):
       total.update(field.encode() + np.asarray(array).tobytes())
   return total.hexdigest()

@@ -4,7 +4,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from experiments.tasks import grammar
+from experiments.tasks import listops
 from experiments.tasks import majority
+from experiments.tasks import matching
 from experiments.tasks import rearrange
 from experiments.tasks import recall
 from experiments.tasks.base import (Batch, BOS, EOS, MASK, next_token, PAD, RESERVED, SEP, Task,
@@ -13,7 +15,8 @@ from experiments.tasks.base import (Batch, BOS, EOS, MASK, next_token, PAD, RESE
 if TYPE_CHECKING:
   from experiments.config import Config
 
-TASKS: dict[str, TaskFamily] = (rearrange.TASKS | recall.TASKS | majority.TASKS | grammar.TASKS)
+TASKS: dict[str, TaskFamily] = (rearrange.TASKS | recall.TASKS | majority.TASKS | grammar.TASKS |
+                                listops.TASKS | matching.TASKS)
 
 
 def make_task(config: 'Config') -> Task:
