@@ -63,6 +63,9 @@ def sort_in_place():
 def test_shares_of_recall():
   check('mqar', 'decoder', {'any value in context': 1 / 4, 'chance': 1 / 32}, num_pairs=4)
   check('induction', 'decoder', {'any token in context': 1 / 20, 'copy the last token': 0.})
+  # Of 19 pairs it is the one asked for, or has its key, or a value that is the same by chance.
+  share = (1 / 19) + (18 / 19) * ((1 / 10) + (9 / 10) / 10)
+  check('associative_recall', 'decoder', {'any value in context': share, 'chance': 1 / 10})
 
 
 def test_shares_of_encoder_tasks():
@@ -84,6 +87,9 @@ def test_likeliest_after_the_last_token():
     ('mqar', 'decoder', 'length 62 with num_pairs 16', dict(length=62, num_pairs=16)),
     ('mqar', 'decoder', 'got length 63', dict(length=63)),
     ('mqar', 'decoder', 'num_pairs must be from 1 to 7', dict(vocab_size=16, num_pairs=8)),
+    ('associative_recall', 'decoder', 'length must be even .* got 13', dict(length=13)),
+    ('associative_recall', 'decoder', 'length must be at least 4', dict(length=2)),
+    ('associative_recall', 'decoder', 'vocab_size must be at least 7', dict(vocab_size=6)),
     ('masked', 'encoder', 'length must be at least 8', dict(length=6)),
     ('masked', 'encoder', 'mask_rate must be from 0.0 to 1.0', dict(mask_rate=-.5)),
     ('copy', 'decoder', 'vocab_size must be at least 6 for task copy; got 5', dict(vocab_size=5)),

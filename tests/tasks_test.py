@@ -176,6 +176,22 @@ def test_induction_asks_for_what_followed_the_trigger():
   assert places == set(range(10))
 
 
+@pytest.mark.parametrize('length', [4, 14])
+def test_associative_recall_asks_for_the_value_of_a_key(length):
+  batch = draw(make('associative_recall', 'decoder', length=length, vocab_size=RESERVED + 7))
+  tables = set()
+  for inputs, targets, weights in zip(batch['inputs'], batch['targets'], batch['weights']):
+    table = {}
+    for key, value in inputs[:-2].reshape(-1, 2):
+      assert RESERVED <= key < RESERVED + 3 <= value < RESERVED + 7
+      assert table.setdefault(key, value) == value
+    np.testing.assert_array_equal(inputs[1:], targets[:-1])
+    assert inputs[-2] == SEP and targets[-1] == table[inputs[-1]]
+    assert list(np.flatnonzero(weights)) == [length - 1]
+    tables |= set(table.items())
+  assert len(tables) == 3 * 4  # Over the rows, every key has every value.
+
+
 @pytest.mark.parametrize('length, num_classes', [(9, 3), (2, 2), (1, 2)])
 def test_majority_has_one_winner(length, num_classes):
   batch = draw(make('majority', 'encoder', length=length, num_classes=num_classes), batch_size=512)

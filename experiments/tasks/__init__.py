@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 from experiments.tasks import grammar
 from experiments.tasks import listops
+from experiments.tasks import mad
 from experiments.tasks import majority
 from experiments.tasks import matching
+from experiments.tasks import needle
 from experiments.tasks import rearrange
 from experiments.tasks import recall
 from experiments.tasks.base import (Batch, BOS, EOS, MASK, next_token, PAD, RESERVED, SEP, Task,
@@ -15,8 +17,8 @@ from experiments.tasks.base import (Batch, BOS, EOS, MASK, next_token, PAD, RESE
 if TYPE_CHECKING:
   from experiments.config import Config
 
-TASKS: dict[str, TaskFamily] = (rearrange.TASKS | recall.TASKS | majority.TASKS | grammar.TASKS |
-                                listops.TASKS | matching.TASKS)
+TASKS: dict[str, TaskFamily] = (rearrange.TASKS | recall.TASKS | mad.TASKS | needle.TASKS |
+                                listops.TASKS | majority.TASKS | matching.TASKS | grammar.TASKS)
 
 
 def make_task(config: 'Config') -> Task:

@@ -32,6 +32,11 @@ class Answer(NamedTuple):
   prompt: str
 
 
+def as_it_stands(symbols: list[int]) -> tuple[list[int], list[int]]:
+  """The frame of a task whose prompts are all that a model reads."""
+  return [], symbols
+
+
 class Task(NamedTuple):
   """A data distribution with its trivial answers.
 
@@ -131,6 +136,17 @@ def next_token(tokens: Array, scored: Array) -> Batch:
 def chance(shape: tuple[int, ...], low: int, high: int) -> Array:
   """Returns int32 guesses drawn evenly from [low, high), the same at every call."""
   return jax.random.randint(jax.random.key(0), shape, low, high, jnp.int32)
+
+
+def any_token(tokens: Array, low: int, high: int) -> Array:
+  """Returns at all places of a row one of its tokens in [low, high), the same at every call.
+
+  A trivial guess. It is drawn evenly from the places; a row without such a token gives its first.
+  """
+  score = jax.random.uniform(jax.random.key(0), tokens.shape, jnp.float32)
+  score = jnp.where((low <= tokens) & (tokens < high), score, -1.)
+  drawn = jnp.argmax(score, axis=1, keepdims=True)
+  return jnp.broadcast_to(jnp.take_along_axis(tokens, drawn, axis=1), tokens.shape)
 
 
 def draw_distinct(rng: Array, log_weights: Array, batch_size: int, count: int) -> Array:

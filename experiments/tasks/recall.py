@@ -1,4 +1,4 @@
-"""mqar and induction: look up in the sequence what stood behind a token (decoder-only)."""
+"""mqar, induction, associative_recall: look up what stood behind a token (decoder-only)."""
 
 import functools
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MQAR_OPTIONS = {'length': 64, 'vocab_size': 64, 'num_pairs': 4, 'random_filler': False}
 MQAR_FULL = {'length': 512, 'vocab_size': 8192, 'num_pairs': 64}
 INDUCTION_OPTIONS = {'length': 40, 'vocab_size': 20 + base.RESERVED, 'free_running': True}
+ASSOCIATIVE_OPTIONS = {'length': 40, 'vocab_size': 20 + base.RESERVED, 'free_running': True}
 GAP_POWER = 0.01  # a in the gap weights a * g^(a - 1)
 
 
@@ -137,7 +138,62 @@ def _make_induction(config: 'Config') -> base.Task:
   )
 
 
+def _sample_associative(rng: Array, batch_size: int, *, length: int, vocab_size: int) -> base.Batch:
+  """Draws a map for each row, then pairs of it, of which one is asked for."""
+  map_rng, key_rng, asked_rng = jax.random.split(rng, 3)
+  half = (vocab_size - base.RESERVED) // 2
+  count = length // 2 - 1
+  value_of = jax.random.randint(map_rng, (batch_size, half), base.RESERVED + half, vocab_size,
+                                jnp.int32)
+  keys = jax.random.randint(key_rng, (batch_size, count), 0, half, jnp.int32)
+  pairs = jnp.stack([base.RESERVED + keys, jnp.take_along_axis(value_of, keys, axis=1)], axis=-1)
+  asked = jax.random.randint(asked_rng, (batch_size, 1, 1), 0, count, jnp.int32)
+  tokens = jnp.concatenate([
+      pairs.reshape(batch_size, 2 * count),
+      jnp.full((batch_size, 1), SEP, jnp.int32),
+      jnp.take_along_axis(pairs, asked, axis=1)[:, 0],
+  ], axis=1)  # yapf: disable
+  place = jnp.arange(length + 1, dtype=jnp.int32)[None, :]
+  return base.next_token(tokens, jnp.broadcast_to(place == length, tokens.shape))
+
+
+def _guess_associative(batch: base.Batch, *, vocab_size: int) -> dict[str, Array]:
+  inputs = batch['inputs']
+  low = base.RESERVED + (vocab_size - base.RESERVED) // 2
+  return {
+      'any value in context': base.any_token(inputs, low, vocab_size),
+      'majority class': jnp.full_like(inputs, low),
+      'copy the last token': inputs,
+      'chance': base.chance(inputs.shape, low, vocab_size),
+  }
+
+
+def _make_associative(config: 'Config') -> base.Task:
+  """Associative recall: k v k v .. SEP k, and the value of that k, which occurred, is the target.
+
+  Half of the ordinary tokens are keys. Every row has a map of its own from all of them to values,
+  each drawn evenly; keys repeat, always with the same value.
+
+  Source: Fu et al. 2022, H3, section 3.1, https://arxiv.org/abs/2212.14052.
+  """
+  length = base.size(config, ASSOCIATIVE_OPTIONS, 'length', 4)
+  vocab_size = base.size(config, ASSOCIATIVE_OPTIONS, 'vocab_size', base.RESERVED + 2)
+  if length % 2:
+    raise ValueError(f'length must be even for task associative_recall; got {length}')
+  return base.Task(
+      vocab_size=vocab_size,
+      num_classes=vocab_size,
+      input_length=length,
+      target_length=length,
+      sample=functools.partial(_sample_associative, length=length, vocab_size=vocab_size),
+      guesses=functools.partial(_guess_associative, vocab_size=vocab_size),
+      note='recall the value of a key; exactly solvable, 1.00',
+      answer=base.Answer(base.as_it_stands, None, 'key value key value .. SEP key'),
+  )
+
+
 TASKS = {
     'mqar': base.TaskFamily(_make_mqar, ('decoder',), MQAR_OPTIONS, MQAR_FULL),
     'induction': base.TaskFamily(_make_induction, ('decoder',), INDUCTION_OPTIONS),
+    'associative_recall': base.TaskFamily(_make_associative, ('decoder',), ASSOCIATIVE_OPTIONS),
 }
