@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+import shlex
 import sys
 import textwrap
 from typing import Any, NamedTuple
@@ -169,7 +170,8 @@ def run(request: Request, arguments: Sequence[str]) -> int:
   folder = Path(request.out)
   folder.mkdir(parents=True, exist_ok=True)
   with_peers = request.peers and bool({'grid', 'claims'} & set(request.parts))
-  result: dict[str, Any] = dict(circumstances=bench_report.circumstances(arguments),
+  result: dict[str, Any] = dict(circumstances=bench_report.circumstances(
+      shlex.join(['python', '-m', 'experiments.bench', *arguments]), bench_report.device_name()),
                                 missing=bench_torch.missing() if with_peers else {})
 
   def save(grid: dict[str, Any]) -> None:
@@ -187,10 +189,7 @@ def run(request: Request, arguments: Sequence[str]) -> int:
   print(bench_report.markdown(result))
   files = ['bench.json', 'bench.csv', 'bench.md']
   if 'grid' in result:
-    try:
-      files += [path.name for path in bench_plot.draw(result, folder)]
-    except ImportError:
-      print('no pictures without matplotlib; the extra `bench` has it: pip install matplotlib')
+    files += [path.name for path in bench_plot.draw(result, folder)]
   print(f'everything is in {folder}: {", ".join(files)}')
   grid = result.get('grid', dict(cells=[], errors=[]))
   failed = [c for c in grid['cells'] + grid['errors'] if c['maker'] == 'attn' and 'failed' in c]

@@ -1,4 +1,4 @@
-"""bench_time.png and bench_memory.png: time and memory against length, in matplotlib (extra bench).
+"""bench_time.png and bench_memory.png: time and memory against length.
 
 Lines differ in marker and dashes as well as in grey, and carry their names at their ends.
 """
@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import math
 from pathlib import Path
 from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from experiments.bench_contenders import DIRECTIONS
 from experiments.bench_grid import Cell, curve
@@ -19,13 +22,7 @@ _QUANTITIES = (('median', 'time', 'seconds', 1.0), ('temp_bytes', 'memory', 'tem
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-  """Draws the grid's first dtype; returns the files' paths.
-
-  Raises:
-    ImportError: matplotlib is not installed.
-  """
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
+  """Draws the grid's first dtype; returns the files' paths."""
   cells = result['grid']['cells']
   cells = [cell for cell in cells if cell['dtype'] == cells[0]['dtype']]
   paths = []

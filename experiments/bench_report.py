@@ -8,7 +8,6 @@ import io
 import os
 from pathlib import Path
 import platform
-import shlex
 from typing import Any
 
 import jax
@@ -22,21 +21,26 @@ COLUMNS = ('maker', 'name', 'causal', 'dtype', 'direction', 'length', 'median', 
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'flax', 'optax', *bench_torch.PACKAGES)
 
 
-def circumstances(argv: Sequence[str]) -> dict[str, Any]:
+def circumstances(command: str, device: str) -> dict[str, Any]:
   """What a number depends on beside the code: device, cores, versions, date, command line."""
-  device = jax.devices()[0]
   versions = {'python': platform.python_version()}
   for package in _PACKAGES:
     try:
       versions[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       pass
-  return dict(device=f'{device.platform} {device.device_kind}',
+  return dict(device=device,
               processor=_processor(),
               cores=os.cpu_count(),
               versions=versions,
               date=datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
-              command=shlex.join(['python', '-m', 'experiments.bench', *argv]))
+              command=command)
+
+
+def device_name() -> str:
+  """The device that jax computes on."""
+  device = jax.devices()[0]
+  return f'{device.platform} {device.device_kind}'
 
 
 def _processor() -> str:

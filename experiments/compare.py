@@ -5,9 +5,7 @@ has. The same command again goes on where it stopped.
 """
 
 from collections.abc import Sequence
-import ctypes
 import fcntl
-import functools
 import os
 from pathlib import Path
 import signal
@@ -52,33 +50,21 @@ class Stop:
     self.signal = number
 
 
-def _prepare(cores: set[int], parent: int) -> None:
-  """In a worker, before it begins: its share of the cores, and SIGTERM should we be killed."""
-  os.sched_setaffinity(0, cores)
-  ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-  if os.getppid() != parent:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def _start(cell: Cell, place: int, workers: int) -> Running:
-  cell.path.mkdir(parents=True, exist_ok=True)
-  command = [sys.executable, '-P', '-m', 'experiments.train', *sweep.arguments(cell)]
+  cell.path.parent.mkdir(parents=True, exist_ok=True)
+  cores = sorted(os.sched_getaffinity(0)) if sys.platform == 'linux' else []
+  own = cores[place * len(cores) // workers:(place + 1) * len(cores) // workers] or cores
+  command = [sys.executable, '-P', '-m', 'experiments.worker', ','.join(map(str, own)) or '-',
+             str(os.getpid()), *sweep.arguments(cell)]  # yapf: disable
   root = str(Path(__file__).parents[1])
   path = os.pathsep.join(filter(None, (root, os.environ.get('PYTHONPATH'))))
-  share: dict[str, Any] = {}
-  if sys.platform == 'linux':
-    cores = sorted(os.sched_getaffinity(0))
-    own = set(cores[place * len(cores) // workers:(place + 1) * len(cores) // workers])
-    share['preexec_fn'] = functools.partial(_prepare, own or set(cores), os.getpid())
   with open(_log(cell), 'w', encoding='utf-8') as log:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=os.environ | {'PYTHONPATH': path},
-        start_new_session=True,  # so that Ctrl-C comes here alone
-        **share)
+    process = subprocess.Popen(command,
+                               stdin=subprocess.DEVNULL,
+                               stdout=log,
+                               stderr=subprocess.STDOUT,
+                               env=os.environ | {'PYTHONPATH': path},
+                               start_new_session=True)  # so that Ctrl-C comes here alone
   return Running(cell, process, place)
 
 

@@ -23,9 +23,9 @@ _READING = (
     'Accuracy is held out, counted over scored positions, after the last step: the mean over seeds '
     'and its 95 % confidence interval (Student\'s t). Free running is the share of whole answers '
     'that are right when the model writes them itself. At or below the best baseline nothing was '
-    'learned. Verdicts compare with what was published of the same setting; small '
-    'forms of a task stand beside the published form only where the claim is the same. MFLOP counts '
-    'matrix products; memory is what the compiled step needs beside parameters and optimiser.')
+    'learned. Verdicts compare with what was published of the same setting; small forms of a task '
+    'stand beside the published form only where the claim is the same. MFLOP counts matrix '
+    'products; memory is what the compiled step needs beside parameters and optimiser.')
 _STYLE = """\
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 75rem; padding: 1rem; }
 table { border-collapse: collapse; font-size: 0.85rem; }

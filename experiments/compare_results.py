@@ -97,8 +97,9 @@ class Results(NamedTuple):
 def collect(plan: Plan, failures: Mapping[Path, Path]) -> Results:
   """Reads what the runs of a plan have left; failures: where those that failed have said why."""
   done = [(cell, _json(cell.path / SUMMARY)) for cell in plan.cells if cell.is_done]
-  failed = {cell.name: _failure(failures[cell.path]) for cell in plan.cells if cell.path in failures}
-  unfinished = [cell.name for cell in plan.cells if not cell.is_done and cell.path not in failures]
+  left = [cell for cell in plan.cells if not cell.is_done]
+  failed = {cell.name: _failure(failures[cell.path]) for cell in left if cell.path in failures}
+  unfinished = [cell.name for cell in left if cell.path not in failures]
   groups: dict[tuple, dict[tuple, list[tuple[Cell, dict]]]] = {}
   planned: dict[tuple, int] = {}
   for cell in plan.cells:

@@ -80,7 +80,15 @@ def _define() -> flags.FlagValues:
   """One flag for each field, in a set of its own: the global one brings thirty of absl's own."""
   values = flags.FlagValues()
   flags.DEFINE_boolean('help', False, 'show this help', short_name='h', flag_values=values)
+  define_fields(values)
+  return values
+
+
+def define_fields(values: flags.FlagValues, leave_out: Sequence[str] = ()) -> None:
+  """Defines a flag for each field of Config but those left out."""
   for name, field in FIELDS.items():
+    if name in leave_out:
+      continue
     default: Any = field.default
     meta, allowed = field.metadata, config_lib.choices(field)
     bounds = dict(zip(('lower_bound', 'upper_bound'), meta['bounds']))
@@ -94,7 +102,6 @@ def _define() -> flags.FlagValues:
       flags.DEFINE_float(name, default, meta['help'], flag_values=values, **bounds)
     else:
       flags.DEFINE_string(name, default, meta['help'], flag_values=values)
-  return values
 
 
 def _preset(name: Any) -> dict[str, Any]:

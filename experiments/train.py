@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments import flags
 from experiments import loop
+from experiments.bench_report import device_name
 from experiments.checkpoint import Checkpoints
 from experiments.costs import compile_step, Costs, StepTimer
 from experiments.config import Config, UserError
@@ -164,6 +165,7 @@ def _summary(config: Config, state: State, scores: Scores, by_length: dict[int, 
              costs: Costs) -> dict[str, Any]:
   plain = lambda scores: {name: score._asdict() for name, score in scores.items()}
   return dict(config=dataclasses.asdict(config),
+              device=device_name(),
               step=int(state.step),
               scores=plain(scores),
               by_length={

@@ -230,7 +230,8 @@ def _make(config: 'Config') -> base.Task:
       note='evaluate a nested expression; exactly solvable, 1.00; in the full form the first token '
       'alone gives 0.36, as does the Transformer of Long Range Arena',
       per_position=is_decoder,
-      answer=base.Answer(_frame, None) if is_decoder else None,
+      answer=base.Answer(_frame, None, 'an expression, as the numbers of its tokens')
+      if is_decoder else None,
   )
 
 
