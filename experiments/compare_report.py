@@ -31,7 +31,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 75rem; p
 table { border-collapse: collapse; font-size: 0.85rem; }
 td, th { border-bottom: 1px solid #ccc; padding: 0.25rem 0.6rem; text-align: right; }
 td:first-child, th:first-child { text-align: left; white-space: nowrap; }
-div.wide { overflow-x: auto; }
+div.wide { overflow-x: auto; margin-bottom: 1rem; }
 img { max-width: 100%; height: auto; }
 code { word-break: break-all; }
 """

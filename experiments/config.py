@@ -190,6 +190,9 @@ class Config:
                                'steps between checkpoints; 0: one, at the end or when stopped',
                                bounds=_COUNT,
                                free=True)
+  dry_run: bool = _run(False,
+                       'only print what would be trained, its size and what a step costs',
+                       free=True)
   keep_checkpoints: int = _run(2, 'newest checkpoints to keep', bounds=_SIZE, free=True)
 
   @property

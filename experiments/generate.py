@@ -2,11 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
-import dataclasses
 import functools
-import json
 import os
-from pathlib import Path
 import sys
 from typing import Any
 
@@ -18,13 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import decode
-from experiments.checkpoint import Checkpoints
-from experiments.config import Config, UserError, validate
+from experiments import runs
+from experiments.config import UserError
 from experiments.generate_request import help_text, parse, Request
-from experiments.report import warn
 from experiments.tasks import base
 from experiments.tasks.base import NAMES
-from experiments.train import build, Experiment
+from experiments.train import Experiment
 
 
 def load(workdir: str) -> tuple[Experiment, Any, int]:
@@ -35,33 +31,11 @@ def load(workdir: str) -> tuple[Experiment, Any, int]:
   Raises:
     UserError: there is no run, no checkpoint, or its model writes no tokens.
   """
-  path = Path(workdir).expanduser().absolute()
-  if not (path / 'config.json').exists():
-    raise UserError(f'{path} is no run: it has no config.json; train one with '
-                    f'--workdir={workdir}')
-  config = _config(path)
+  config = runs.read_config(workdir)
   if config.model == 'encoder':
-    raise UserError(f'{path} is a run of model=encoder, which writes no tokens; train a decoder or '
-                    'seq2seq')
-  experiment, state = build(config), None
-  if (path / 'checkpoints').is_dir():
-    with Checkpoints(path / 'checkpoints', config, warn, read_only=True) as checkpoints:
-      state = checkpoints.restore(experiment.abstract)
-  if state is None:
-    raise UserError(f'{path} has no checkpoint yet; let it train to its first')
-  return experiment, state.params, int(state.step)
-
-
-def _config(path: Path) -> Config:
-  """The Config a run was made with."""
-  try:
-    values = json.loads((path / 'config.json').read_text(encoding='utf-8'))['config']
-    config = dataclasses.replace(Config(**values), workdir=str(path))
-    validate(config)
-  except (ValueError, KeyError, TypeError) as error:
-    raise UserError(f'{path / "config.json"} is damaged or of another version: '
-                    f'{" ".join(str(error).split())}') from None
-  return config
+    raise UserError(f'{config.workdir} is a run of model=encoder, which writes no tokens; train a '
+                    'decoder or seq2seq')
+  return runs.restore(config)
 
 
 def tokens_of(text: str, vocab_size: int) -> list[int]:

@@ -65,8 +65,13 @@ def refuse_unused(config: Config, given: Collection[str]) -> None:
 
 
 def resolved(config: Config) -> dict[str, Any]:
-  """The fields a run reads, with the task's own defaults in place of zeros."""
+  """The fields a run reads, with the task's own defaults in place of zeros.
+
+  Without min_length where it is not given, since the task's own follows from the length.
+  """
   values = {name: getattr(config, name) for name in FIELDS if name in used_fields(config)}
+  if not values.get('min_length'):
+    values.pop('min_length', None)
   for name, default in tasks.TASKS[config.task].options.items():
     if values.get(name) == 0 and not isinstance(values[name], bool):
       values[name] = default

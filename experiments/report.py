@@ -13,6 +13,7 @@ from rich.table import Table
 
 from experiments import parts
 from experiments.config import Config, FIELDS
+from experiments.costs import Costs
 from experiments.evaluate import MODEL
 
 _ALWAYS = ('num_layers', 'heads', 'model_dim', 'positions', 'steps', 'batch_size', 'learning_rate',
@@ -50,8 +51,24 @@ class Report:
     """Prints a line."""
     self._console.print(line, markup=False)
 
+  def costs(self, costs: Costs, note: str, device: str) -> None:
+    """Prints what would be trained, and what it costs."""
+    self._subject(note, costs.parameters, device)
+    if costs.step_flops is not None:
+      self.say(f'  {costs.step_flops / 1e6:,.0f} MFLOP of matrix products a step')
+    self.say(f'  {costs.step_bytes / 1e6:,.1f} MB for a step, beside parameters and optimiser, '
+             f'which take {12 * costs.parameters / 1e6:,.1f} MB')
+    if costs.decode_bytes is not None:
+      self.say(f'  {costs.decode_bytes / 1e3:,.1f} kB to decode a sequence')
+
   def start(self, note: str, parameters: int, device: str, workdir: Path, step: int) -> None:
     """Prints what is about to be trained, and where."""
+    self._subject(note, parameters, device)
+    self.say(f'  workdir {workdir}')
+    if step:
+      self.say(f'  resumed at step {step} of {self._config.steps}')
+
+  def _subject(self, note: str, parameters: int, device: str) -> None:
     config = self._config
     places = config.places()
     variants = {place.variant for place in places.values()}
@@ -61,9 +78,6 @@ class Report:
              f'{parameters:,} parameters on {device}')
     self.say(f'  {note}')
     self.say(f'  {settings(config)}')
-    self.say(f'  workdir {workdir}')
-    if step:
-      self.say(f'  resumed at step {step} of {config.steps}')
 
   @contextlib.contextmanager
   def progress(self, start: int) -> Iterator[Callable[[dict[str, Any]], None]]:

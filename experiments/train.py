@@ -109,6 +109,12 @@ def train(config: Config) -> int:
     UserError: the experiment cannot run here, or did not stay finite.
   """
   stop, report, experiment = Stop(), Report(config), build(config)
+  if config.dry_run:
+    report.costs(
+        compile_step(config, experiment.task, experiment.model, experiment.abstract)[1],
+        experiment.task.note,
+        jax.devices()[0].platform)
+    return 0
   with contextlib.closing(Workdir(config)) as workdir:
     summary = workdir.read_json(SUMMARY)
     if summary is None:

@@ -24,8 +24,8 @@ from experiments.config import Config, UserError
 from experiments.sweep import Block
 import pytest
 
-SMALL = ('--model_dim=8', '--heads=2', '--num_layers=1', '--steps=6', '--batch_size=4',
-         '--length=4', '--eval_every=2', '--eval_batches=1', '--checkpoint_every=2')  # yapf: disable
+SMALL = ('--model_dim=8 --heads=2 --num_layers=1 --steps=6 --batch_size=4 --length=4 '
+         '--eval_every=2 --eval_batches=1 --checkpoint_every=2').split()
 
 
 def plan(tmp_path, *options):
@@ -202,9 +202,10 @@ def test_reports_are_whole_and_hold_themselves(results):
     xml.etree.ElementTree.fromstring(svg)
     assert 'local' in svg and 'best baseline' in svg
   text = ' '.join(reader.text)
-  for words in ('vanilla (best, learning_rate=0.003)', '0.900 ± 0.000', '0.200 (first)',
-                'step 4 <is> not finite', f'not finished: {made.cells[5].name}',
-                'accuracy at length', 'python -m <compare>', 'The same in all runs'):  # yapf: disable
+  expected = ('vanilla (best, learning_rate=0.003)', '0.900 ± 0.000', '0.200 (first)',
+              'step 4 <is> not finite', f'not finished: {made.cells[5].name}', 'accuracy at length',
+              'python -m <compare>', 'The same in all runs')
+  for words in expected:
     assert words in text, words
   lines = (tmp_path / 'results.csv').read_text().splitlines()
   assert len(lines) == 1 + 6 and 'model_accuracy' in lines[0]

@@ -93,6 +93,14 @@ def test_sigterm_finishes_the_step_and_saves(capsys, tmp_path, monkeypatch):
   assert not (tmp_path / 'summary.json').exists()
 
 
+def test_a_dry_run_says_what_a_run_costs_and_leaves_nothing(capsys, tmp_path):
+  assert main(*SMALL, f'--workdir={tmp_path}/run', '--dry_run') == 0
+  out = capsys.readouterr().out
+  assert 'MFLOP of matrix products a step' in out and 'kB to decode a sequence' in out
+  assert re.search(r'copy, decoder, attention vanilla: 1,\d\d\d parameters', out)
+  assert not list(tmp_path.iterdir())
+
+
 def test_sigint_ends_with_its_own_status(tmp_path, monkeypatch):
   monkeypatch.setattr(train, '_run', lambda *_: os.kill(os.getpid(), signal.SIGINT))
   assert main(*SMALL, f'--workdir={tmp_path}') == 130

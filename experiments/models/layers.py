@@ -121,6 +121,10 @@ class Attention(nn.Module):
     if mask is not None:
       mask = mask[:, None, None, :]
     params = self._parameters(dims, draw)
+    if self.is_mutable_collection('attention') and not self.is_initializing():
+      self.sow(
+          'attention', 'weights',
+          attn.attention_weights(spec.variant, query, key, bias, mask, params=params, **options))
     return output(attn.VARIANTS[spec.variant].apply(params, query, key, value, bias, mask,
                                                     **options))
 
