@@ -41,12 +41,12 @@ def readers(name: str) -> str:
   if meta['group'] == 'attention':
     variants = [variant for variant in attn.VARIANTS if name in variant_fields(variant)]
     return f'attention {", ".join(variants)}' + (' (causal)' if name in _CAUSAL_ONLY else '')
+  task = ''
   if meta['by_task']:
     reading = [task for task, family in tasks.TASKS.items() if name in family.options]
-    return f'task {", ".join(reading)}'
-  if len(meta['models']) < 3:
-    return f'model {", ".join(meta["models"])}'
-  return ''
+    task = f'task {", ".join(reading)}'
+  model = f'model {", ".join(meta["models"])}' if len(meta['models']) < 3 else ''
+  return ' with '.join(filter(None, (task, model)))
 
 
 def refuse_unused(config: Config, given: Collection[str]) -> None:

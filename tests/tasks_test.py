@@ -17,7 +17,13 @@ from experiments.tasks import grammar
 
 CASES = [(name, model) for name, family in TASKS.items() for model in family.models]
 CATEGORIES = 'det', 'adj', 'noun', 'verb'
-ORDERS = {'copy': list, 'reverse': lambda x: x[::-1], 'sort': sorted}
+ORDERS = {
+    'copy': list,
+    'reverse': lambda x: x[::-1],
+    'sort': sorted,
+    'duplicate_string': lambda x: x + x,
+    'odds_first': lambda x: x[::2] + x[1::2],
+}
 
 
 @functools.lru_cache
@@ -132,7 +138,7 @@ def test_rearranged_from_a_source(name):
     assert inputs[0] == BOS
     np.testing.assert_array_equal(inputs[1:], targets[:-1])
     np.testing.assert_array_equal(mask, np.arange(8) <= len(source))
-    np.testing.assert_array_equal(weights, np.arange(8) <= len(source))
+    np.testing.assert_array_equal(weights, np.arange(len(weights)) < len(answer))
 
 
 @pytest.mark.parametrize('random_filler', [False, True])

@@ -3,7 +3,9 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
+from experiments.tasks import addition
 from experiments.tasks import grammar
+from experiments.tasks import languages
 from experiments.tasks import listops
 from experiments.tasks import mad
 from experiments.tasks import majority
@@ -17,8 +19,9 @@ from experiments.tasks.base import (Batch, BOS, EOS, MASK, next_token, PAD, RESE
 if TYPE_CHECKING:
   from experiments.config import Config
 
-TASKS: dict[str, TaskFamily] = (rearrange.TASKS | recall.TASKS | mad.TASKS | needle.TASKS |
-                                listops.TASKS | majority.TASKS | matching.TASKS | grammar.TASKS)
+TASKS: dict[str, TaskFamily] = (rearrange.TASKS | addition.TASKS | recall.TASKS | mad.TASKS |
+                                needle.TASKS | languages.TASKS | listops.TASKS | majority.TASKS |
+                                matching.TASKS | grammar.TASKS)
 
 
 def make_task(config: 'Config') -> Task:

@@ -133,6 +133,17 @@ def next_token(tokens: Array, scored: Array) -> Batch:
   }
 
 
+def classified(tokens: Array, real: Array, classes: Array) -> Batch:
+  """An encoder's batch: BOS and the real ones of tokens [B, T]; classes [B] are the targets."""
+  pad = ((0, 0), (1, 0))
+  return {
+      'inputs': jnp.pad(jnp.where(real, tokens, PAD), pad, constant_values=BOS),
+      'input_mask': jnp.pad(real, pad, constant_values=True),
+      'targets': classes,
+      'weights': jnp.ones(len(classes), jnp.float32),
+  }
+
+
 def chance(shape: tuple[int, ...], low: int, high: int) -> Array:
   """Returns int32 guesses drawn evenly from [low, high), the same at every call."""
   return jax.random.randint(jax.random.key(0), shape, low, high, jnp.int32)

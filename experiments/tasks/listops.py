@@ -21,6 +21,7 @@ from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.tasks import answers
 from experiments.tasks import base
 from experiments.tasks.base import BOS, PAD, RESERVED, SEP
 
@@ -193,14 +194,6 @@ def _guesses(batch: base.Batch) -> dict[str, Array]:
   }
 
 
-def _frame(symbols: list[int]) -> tuple[list[int], list[int]]:
-  """Stands BOS and SEP around an expression; ValueError for other reserved tokens in it."""
-  if min(symbols, default=RESERVED) < RESERVED:
-    raise ValueError(f'its symbols are the numbers from {RESERVED} on, for '
-                     f'{" ".join(TOKENS)}; got {min(symbols)}')
-  return [], [BOS, *symbols, SEP]
-
-
 def _make(config: 'Config') -> base.Task:
   """Expressions as the published generator draws them, in the token form of Long Range Arena.
 
@@ -230,8 +223,7 @@ def _make(config: 'Config') -> base.Task:
       note='evaluate a nested expression; exactly solvable, 1.00; in the full form the first token '
       'alone gives 0.36, as does the Transformer of Long Range Arena',
       per_position=is_decoder,
-      answer=base.Answer(_frame, None, 'an expression, as the numbers of its tokens')
-      if is_decoder else None,
+      answer=answers.answer(lengths[1], None) if is_decoder else None,
   )
 
 

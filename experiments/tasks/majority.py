@@ -8,7 +8,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from experiments.tasks import base
-from experiments.tasks.base import BOS, PAD, RESERVED
+from experiments.tasks.base import RESERVED
 
 if TYPE_CHECKING:
   from experiments.config import Config
@@ -58,13 +58,7 @@ def _sample(rng: Array, batch_size: int, *, lengths: tuple[int, int],
   count = base.draw_count(count_rng, batch_size, *lengths)
   real = jnp.arange(length, dtype=jnp.int32)[None, :] < count
   classes, winner = _break_ties(tie_rng, classes, real, num_classes)
-  start = jnp.full((batch_size, 1), BOS, jnp.int32)
-  return {
-      'inputs': jnp.concatenate([start, jnp.where(real, RESERVED + classes, PAD)], axis=1),
-      'input_mask': jnp.concatenate([start == BOS, real], axis=1),
-      'targets': winner,
-      'weights': jnp.ones(batch_size, jnp.float32),
-  }
+  return base.classified(RESERVED + classes, real, winner)
 
 
 def _guesses(batch: base.Batch, *, num_classes: int) -> dict[str, Array]:
