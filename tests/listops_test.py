@@ -83,7 +83,7 @@ def test_the_decoder_writes_the_value():
     assert tokens[-1] == RESERVED + readers[-1].value
     np.testing.assert_array_equal(weights, np.arange(len(weights)) == len(tokens) - 2)
   check_bounds(readers, 8, 20, 3, 4)
-  frame, end = make('listops', 'decoder').answer
+  frame, end, _ = make('listops', 'decoder').answer
   assert frame(tokens[1:-2]) == ([], tokens[:-1]) and end is None
   with pytest.raises(ValueError, match='numbers from 5 on.* got 3'):
     frame([15, SEP])
