@@ -59,7 +59,7 @@ def quick() -> list[Block]:
   block = lambda task, **more: Block((task,), variants, 2, {}, {}, shared | more)
   return [
       block('copy', steps=400, length=8, eval_lengths='8,16'),
-      block('mqar', steps=400),
+      block('mqar', steps=400, length=32, random_filler=False),
       block('majority', steps=200, length=16, eval_lengths='16,32,64')
   ]
 
@@ -71,11 +71,11 @@ def anchors() -> list[Block]:
   python -m experiments.compare --preset=anchors
   """
   shared: dict[str, Any] = dict(eval_every=100, checkpoint_every=200)
+  recall = dict(steps=600, random_filler=False)
   dense = lambda task, **more: Block((task,), ('vanilla',), 2, {}, {}, shared | more)
   return [
-      dense('mqar', steps=600)._replace(vary={'num_layers': (2, 1)}),
-      Block(('mqar',), ('local',), 2, {'window': (2, 4, 8, 16, 32, 64)}, {},
-            shared | {'steps': 600}),
+      dense('mqar', **recall)._replace(vary={'num_layers': (2, 1)}),
+      Block(('mqar',), ('local',), 2, {'window': (2, 4, 8, 16, 32, 64)}, {}, shared | recall),
       dense('induction', steps=1500),
       dense('associative_recall', steps=1500),
   ]

@@ -25,7 +25,8 @@ class Estimate(NamedTuple):
   seeds: int
 
   def __str__(self) -> str:
-    half = '' if self.half is None else f' ± {self.half:.3f}'
+    # An accuracy is nowhere farther than 1 from another.
+    half = '' if self.half is None else f' ± {min(self.half, 1.):.3f}'
     return f'{self.mean:.3f}{half}'
 
 
