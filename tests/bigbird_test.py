@@ -1,5 +1,7 @@
 """Random blocks: what a draw may and must contain, and that it is a pure function of its key."""
 
+import functools
+
 import attn
 import jax
 import jax.numpy as jnp
@@ -100,3 +102,23 @@ def test_weights_of_heads_differ_where_their_blocks_do():
   assert (weights[:, 2, 2:4, 8:10] > 0).all() and not weights[:, 1, 2:4, 8:10].any()
   with pytest.raises(ValueError, match=r'random_blocks\[n\]'):
     visibility(11, 11, block_size=2, random_blocks=blocks)
+
+
+@pytest.mark.parametrize('length, block_size', [(1, 1), (1, 3), (2, 1), (3, 5), (4, 10**6)])
+@pytest.mark.parametrize('is_causal', [False, True])
+def test_one_block_is_dense(length, block_size, is_causal):
+  rng = np.random.default_rng(0)
+  query, key, value = (
+      jnp.asarray(rng.normal(size=(2, length, heads, 4)), jnp.float32) for heads in (4, 2, 2))
+  blocks = -np.ones((-(-length // block_size), 2), np.int32)
+  attend = functools.partial(attn.bigbird_attention,
+                             block_size=block_size,
+                             random_blocks=blocks,
+                             is_causal=is_causal)
+  dense = functools.partial(attn.vanilla_attention, is_causal=is_causal)
+
+  def both(attend):
+    return jax.value_and_grad(lambda *qkv: jnp.sum(attend(*qkv)**2), (0, 1, 2))(query, key, value)
+
+  for found, expected in zip(*map(jax.tree.leaves, (both(attend), both(dense)))):
+    np.testing.assert_allclose(found, expected, atol=1e-5)

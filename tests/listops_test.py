@@ -85,7 +85,7 @@ def test_the_decoder_writes_the_value():
   check_bounds(readers, 8, 20, 3, 4)
   frame, end, _ = make('listops', 'decoder').answer
   assert frame(tokens[1:-2]) == ([], tokens[:-1]) and end is None
-  with pytest.raises(ValueError, match='numbers from 5 on.* got 3'):
+  with pytest.raises(ValueError, match='numbers from 5 on'):
     frame([15, SEP])
 
 

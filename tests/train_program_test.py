@@ -111,6 +111,7 @@ def test_a_run_that_is_not_finite_is_status_1(capsys, tmp_path, monkeypatch):
   tiny_task = tiny.poisoned(tiny.CONFIG, 3)
   monkeypatch.setattr(train, 'make_task', lambda _: tiny_task)
   monkeypatch.setattr(train, 'build_model', lambda *_: tiny.Model())
+  monkeypatch.setattr(costs, '_decode_bytes', lambda *_: None)  # that model does not decode
   assert main(*SMALL, f'--workdir={tmp_path}', '--checkpoint_every=2') == 1
   err = capsys.readouterr().err
   assert err.count('\n') == 1 and 'step 4 is not finite' in err and 'step 2' in err

@@ -86,11 +86,9 @@ def bigbird_attention(
     raise ValueError(
         f'random_blocks must list {-(-dims.T // size)} blocks of block_size = {size} for T = '
         f'{dims.T}; got {random_blocks.shape}, which lists {number}')
-  if not placed:
-    size = min(size, max(dims.T, 1))  # a single block need not be filled up
   chosen = choose(random_blocks, is_causal)  # [N or 1, blocks, r]
   chosen = _by_heads(chosen, dims.K)
-  if not dims.T or not dims.S:
+  if not dims.T or not dims.S or not placed and number == 1:  # of which all is near
     return tiles.output(call, spec)
   if placed:
     call = call._replace(query_blocks=_lists(chosen, size, jnp.asarray(call.query_positions)))

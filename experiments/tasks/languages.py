@@ -104,7 +104,7 @@ def _classify(config: 'Config', options: Mapping[str, Any], *, num_classes: int,
                                 is_decoder=is_decoder),
       note=note,
       per_position=is_decoder,
-      answer=answers.answer(time - 3, None) if is_decoder else None,
+      answer=answers.answer(time - 2, None) if is_decoder else None,
   )
 
 
