@@ -1,10 +1,13 @@
 """Checkpoints that are whole or are passed over: orbax behind a digest of every leaf."""
 
 import contextlib
+import logging
 import os
 from pathlib import Path
+import sys
 from typing import Any, Callable, Iterator
 
+from absl import logging as absl_logging
 import jax
 from jax import Array
 import jax.numpy as jnp
@@ -13,6 +16,23 @@ import orbax.checkpoint as ocp
 from experiments.config import Config, UserError
 from experiments.step import State
 from experiments.workdir import check_same, identity
+
+
+def silence_orbax() -> None:
+  """For a program's start: what goes wrong in orbax is told in one line instead.
+
+  When it cannot read one array it leaves the reads of the others to themselves, and each complains
+  that nobody waits for it.
+  """
+  absl_logging.set_verbosity(absl_logging.FATAL)
+  logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+  if sys.unraisablehook is sys.__unraisablehook__:
+    sys.unraisablehook = _show_unraisable
+
+
+def _show_unraisable(unraisable: Any) -> None:
+  if str(unraisable.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(unraisable)
 
 
 class CheckpointError(UserError):

@@ -85,11 +85,15 @@ def _in_use(cell: Cell) -> bool:
     return False
 
 
-def _note_failure(running: Running) -> None:
+def _note_worker_failure(running: Running) -> None:
   lines = _log(running.cell).read_text(encoding='utf-8').strip().splitlines()
   errors = [line for line in lines if line.startswith('error: ')]
   said = (errors or lines or ['it said nothing'])[-1].removeprefix('error: ')
-  write_json(_failure(running.cell), dict(status=running.process.returncode, said=said))
+  _note_failure(running.cell, running.process.returncode, said)
+
+
+def _note_failure(cell: Cell, status: int, said: str) -> None:
+  write_json(_failure(cell), dict(status=status, said=said))
 
 
 def _failure(cell: Cell) -> Path:
@@ -125,7 +129,7 @@ def run(cells: Sequence[Cell], workers: int, progress: Progress, seconds: dict[P
     for running in [running for running in going if running.process.poll() is not None]:
       going.remove(running)
       if running.process.returncode:
-        _note_failure(running)
+        _note_worker_failure(running)
         print(f'failed: {running.cell.name}; see {_log(running.cell)}', file=sys.stderr)
   for running in going:
     running.process.terminate()
@@ -170,8 +174,16 @@ def _one(plan: Plan, index: int) -> int:
   if not 0 <= index < len(plan.cells):
     raise UserError(f'--cell={index} is none of the {len(plan.cells)} runs, 0 to '
                     f'{len(plan.cells) - 1}')
-  from experiments import train  # only this needs the models
-  return train.main(['train', *sweep.arguments(plan.cells[index])])
+  from experiments import checkpoint, train  # only this needs the models
+  checkpoint.silence_orbax()
+  cell = plan.cells[index]
+  _failure(cell).unlink(missing_ok=True)
+  try:
+    return train.train(cell.config)
+  except Exception as error:
+    cell.path.parent.mkdir(parents=True, exist_ok=True)
+    _note_failure(cell, getattr(error, 'exit_status', 1), str(error))
+    raise
 
 
 def _say_plan(plan: Plan, left: Sequence[Cell], seconds: float, request: Request) -> None:

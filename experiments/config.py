@@ -194,6 +194,10 @@ class Config:
                        'only print what would be trained, its size and what a step costs',
                        free=True)
   keep_checkpoints: int = _run(2, 'newest checkpoints to keep', bounds=_SIZE, free=True)
+  tensorboard: bool = _run(False, 'write the rows for TensorBoard too', free=True)
+  profile_steps: str = _run('', 'first and last step of a trace to write, as 10:20; not the first '
+                            'of a session, which are slow',
+                            free=True)
 
   @property
   def lengths(self) -> tuple[int, ...]:
@@ -207,6 +211,23 @@ class Config:
       raise ValueError('eval_lengths must be different positive integers, as 64,128; got '
                        f'{self.eval_lengths}')
     return tuple(map(int, words))
+
+  @property
+  def profiled(self) -> tuple[int, int] | None:
+    """The first and the last step of profile_steps.
+
+    Raises:
+      ValueError: they are none of this run.
+    """
+    if not self.profile_steps:
+      return None
+    words = self.profile_steps.split(':')
+    if len(words) == 2 and all(word.isdecimal() for word in words):
+      first, last = map(int, words)
+      if 1 <= first <= last <= self.steps:
+        return first, last
+    raise ValueError(f'profile_steps={self.profile_steps} must be the first and the last step to '
+                     f'trace, as 10:20, between 1 and steps={self.steps}')
 
   @property
   def warmup(self) -> int:
@@ -257,7 +278,7 @@ def validate(config: Config) -> None:
   """
   for field in FIELDS.values():
     _check_field(field, getattr(config, field.name))
-  _ = config.lengths
+  _ = config.lengths, config.profiled
   _check_sizes(config)
   for name, place in config.places().items():
     _check_place(config, name, place)

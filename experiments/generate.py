@@ -7,7 +7,6 @@ import os
 import sys
 from typing import Any
 
-from absl import logging
 from attn import decoding
 import jax
 from jax import Array
@@ -16,6 +15,7 @@ import numpy as np
 
 from experiments import decode
 from experiments import runs
+from experiments.checkpoint import silence_orbax
 from experiments.config import UserError
 from experiments.generate_request import help_text, parse, Request
 from experiments.tasks import base
@@ -237,7 +237,7 @@ def _say_beams(text: str, found: decoding.Beams, eos_id: int | None, log_probs: 
 
 def main(argv: Sequence[str]) -> int:
   """Returns the exit status: 0, 1 for what failed, 2 for what was asked and cannot be met."""
-  logging.set_verbosity(logging.FATAL)  # What goes wrong in orbax is told in one line instead.
+  silence_orbax()
   try:
     request = parse(argv)
     if request is None:

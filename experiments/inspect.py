@@ -10,7 +10,6 @@ import textwrap
 from typing import Any, NamedTuple
 
 from absl import flags
-from absl import logging
 import jax
 from jax import Array
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from matplotlib.figure import Figure
 import numpy as np
 
 from experiments import runs
+from experiments.checkpoint import silence_orbax
 from experiments.config import UserError
 from experiments.flags import read
 from experiments.generate import tokens_of
@@ -207,7 +207,7 @@ def run(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
   """Returns the exit status: 0, 1 for what failed, 2 for what was asked and cannot be done."""
-  logging.set_verbosity(logging.FATAL)
+  silence_orbax()
   try:
     run(argv)
     return 0

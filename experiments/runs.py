@@ -9,6 +9,7 @@ from experiments.checkpoint import Checkpoints
 from experiments.config import Config, UserError, validate
 from experiments.report import warn
 from experiments.train import build, Experiment
+from experiments.workdir import CHECKPOINTS
 
 
 def read_config(workdir: str) -> Config:
@@ -38,8 +39,8 @@ def restore(config: Config) -> tuple[Experiment, Any, int]:
     UserError: there is no checkpoint.
   """
   path, state, experiment = Path(config.workdir), None, build(config)
-  if (path / 'checkpoints').is_dir():
-    with Checkpoints(path / 'checkpoints', config, warn, read_only=True) as checkpoints:
+  if (path / CHECKPOINTS).is_dir():
+    with Checkpoints(path / CHECKPOINTS, config, warn, read_only=True) as checkpoints:
       state = checkpoints.restore(experiment.abstract)
   if state is None:
     raise UserError(f'{path} has no checkpoint yet; let it train to its first')

@@ -4,12 +4,12 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+from pathlib import Path
 import signal
 import sys
 import time
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
-from absl import logging
 from flax import linen as nn
 import jax
 import numpy as np
@@ -17,20 +17,21 @@ import numpy as np
 from experiments import flags
 from experiments import loop
 from experiments.bench_report import device_name
-from experiments.checkpoint import Checkpoints
-from experiments.costs import compile_step, Costs, StepTimer
+from experiments.checkpoint import CheckpointError, Checkpoints, silence_orbax
+from experiments.costs import compile_step, Costs, Step, StepTimer
 from experiments.config import Config, UserError
 from experiments.evaluate import make_evaluate
 from experiments.loop import Scores
 from experiments.models import build_model
+from experiments.profiling import Profiler
 from experiments.report import Report, warn
 from experiments.step import init_state, State
 from experiments.tasks import at_length, make_task, Task
-from experiments.workdir import Workdir
+from experiments.workdir import CHECKPOINTS, Workdir
 from experiments.writer import MetricsFile, write_json
 
 PROGRAM = 'python -m experiments.train'
-SUMMARY = 'summary.json'
+SUMMARY, METRICS = 'summary.json', 'metrics.jsonl'
 
 
 class Experiment(NamedTuple):
@@ -120,12 +121,52 @@ def train(config: Config) -> int:
     if summary is None:
       for line in workdir.warnings:
         warn(line)
-      summary = _run(experiment, workdir, report, stop)
+      try:
+        summary = _run(experiment, workdir, report, stop)
+      except (CheckpointError, OSError) as error:
+        raise CheckpointError(f'{error}. {_kept(workdir.path / CHECKPOINTS)}') from error
     else:
       report.say('this run has ended; its result:')
+      with _metrics(config, workdir.path, summary['step']):
+        pass  # for TensorBoard, which may be asked for now
     if summary is not None:
       report.result(summary, workdir.path)
   return 128 + stop.signal if summary is None and stop.signal == signal.SIGINT else 0
+
+
+def _kept(checkpoints: Path) -> str:
+  """What a run that could not go on can go on from."""
+  steps = [int(path.name) for path in checkpoints.glob('*') if path.name.isdecimal()]
+  return ('It has no checkpoint yet' if not steps else
+          f'Its checkpoint of step {max(steps)} is whole; the same command goes on from there')
+
+
+@contextlib.contextmanager
+def _metrics(config: Config, workdir: Path, step: int) -> Iterator[MetricsFile]:
+  """The rows of a run that goes on after a step, where asked for in TensorBoard's form too."""
+  with contextlib.ExitStack() as stack:
+    mirror = None
+    if config.tensorboard:
+      from experiments.tensorboard import TensorBoard  # only this needs tensorboardX
+      board = stack.enter_context(contextlib.closing(TensorBoard(workdir / 'tensorboard')))
+      mirror = board.write
+    yield stack.enter_context(contextlib.closing(MetricsFile(workdir / METRICS, step, mirror)))
+
+
+@contextlib.contextmanager
+def _profiled(config: Config, workdir: Path, report: Report, train_step: Step,
+              start: int) -> Iterator[Step]:
+  """The step, of which a trace is written if it was asked for."""
+  if config.profiled is None:
+    yield train_step
+    return
+  profiler = Profiler(*config.profiled, workdir / 'profile')
+  with contextlib.closing(profiler):
+    yield profiler.around(train_step, start)
+  if profiler.done:
+    report.say(f'the trace of steps {config.profile_steps} is in {workdir / "profile"}')
+  else:
+    warn(f'profile_steps={config.profile_steps} were not all trained in this session')
 
 
 def _run(experiment: Experiment, workdir: Workdir, report: Report,
@@ -133,24 +174,24 @@ def _run(experiment: Experiment, workdir: Workdir, report: Report,
   """Trains to the end and returns the summary it wrote, or None if stopped before."""
   config, task, longer, model, abstract = experiment
   path, began = workdir.path, time.monotonic()
-  with Checkpoints(path / 'checkpoints', config, warn) as checkpoints:
+  with Checkpoints(path / CHECKPOINTS, config, warn) as checkpoints:
     state = checkpoints.restore(abstract)
     if state is None:
       state = jax.jit(lambda: init_state(config, task, model))()
     start = int(state.step)
     timer, parameters = StepTimer(), sum(x.size for x in jax.tree.leaves(abstract.params))
     report.start(task.note, parameters, jax.devices()[0].platform, path, start)
-    with contextlib.closing(MetricsFile(path / 'metrics.jsonl', start)) as metrics_file, \
-        report.progress(start) as progress:
+    with _metrics(config, path, start) as metrics_file, report.progress(start) as progress:
       train_step, costs = compile_step(config, task, model, abstract)
-      state, scores = loop.run(config,
-                               state,
-                               train_step,
-                               make_evaluate(config, task, model),
-                               metrics_file,
-                               checkpoints,
-                               should_stop=stop,
-                               report=timer.around(progress))
+      with _profiled(config, path, report, train_step, start) as profiled_step:
+        state, scores = loop.run(config,
+                                 state,
+                                 profiled_step,
+                                 make_evaluate(config, task, model),
+                                 metrics_file,
+                                 checkpoints,
+                                 should_stop=stop,
+                                 report=timer.around(progress))
     checkpoints.wait()
   if scores is None:
     report.say(f'stopped and saved at step {int(state.step)} of {config.steps}; '
@@ -183,7 +224,7 @@ def _summary(config: Config, state: State, scores: Scores, by_length: dict[int, 
 
 def main(argv: Sequence[str]) -> int:
   """Returns the exit status: 0, 1 for a run that failed, 2 for a request that cannot be met."""
-  logging.set_verbosity(logging.FATAL)  # What goes wrong in orbax is told in one line instead.
+  silence_orbax()
   try:
     config = flags.parse(argv)
     if config is None:

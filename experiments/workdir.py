@@ -9,13 +9,14 @@ import os
 from pathlib import Path
 import platform
 import subprocess
+import tempfile
 from typing import Any
 
 from experiments.config import Config, FIELDS, UserError
 from experiments.writer import to_json, write_json
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-_LOCK, _CONFIG = 'lock', 'config.json'
+_LOCK, _CONFIG, CHECKPOINTS = 'lock', 'config.json', 'checkpoints'
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -71,6 +72,8 @@ class Workdir:
       self.path.mkdir(parents=True, exist_ok=True)
       self._refuse_strangers()
       self._lock = open(self.path / _LOCK, 'a+', encoding='utf-8')
+      if (self.path / CHECKPOINTS).exists():
+        tempfile.TemporaryFile(dir=self.path / CHECKPOINTS).close()
     except OSError as error:
       raise UserError(f'workdir {self.path} cannot be written to: {error.strerror}') from None
     try:

@@ -1,10 +1,12 @@
 """The files of a workdir that are rows and records: metrics.jsonl, config.json, summary.json."""
 
+import contextlib
+import errno
 import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterator
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -27,34 +29,57 @@ def write_json(path: Path, value: Any) -> None:
 
 def _replace(path: Path, text: str) -> None:
   temporary = path.with_name(path.name + '.tmp')
-  with open(temporary, 'w', encoding='utf-8') as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
+  with _naming(path):
+    with open(temporary, 'w', encoding='utf-8') as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+  """Says of what goes wrong inside which file it is about; a full disk does not."""
+  try:
+    yield
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class MetricsFile:
   """metrics.jsonl: one row per line, steps increasing, never half a line.
 
   Opening it for a run that continues from a step drops every later row, a torn last line too, so
-  a row is never there twice.
+  a row is never there twice. `mirror` is told every row that is there or comes.
   """
 
-  def __init__(self, path: Path, step: int):
+  def __init__(self, path: Path, step: int, mirror: Callable[[dict[str, Any]], None] | None = None):
     text = path.read_text(encoding='utf-8') if path.exists() else ''
     kept = ''.join(f'{line}\n' for line in text.split('\n') if _is_row_until(line, step))
     if kept != text or not path.exists():
       _replace(path, kept)
-    self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+    if mirror is not None:
+      for line in kept.splitlines():
+        mirror(json.loads(line))
+    self._path, self._mirror, self._file = path, mirror, os.open(path, os.O_WRONLY | os.O_APPEND)
 
   def write(self, row: dict[str, Any]) -> None:
-    """Appends a row in a single write."""
-    os.write(self._file, (to_json(row) + '\n').encode())
+    """Appends a row in a single write; a row that does not fit is torn, and opening drops it.
+
+    Raises:
+      OSError: it could not be written as a whole.
+    """
+    data = (to_json(row) + '\n').encode()
+    with _naming(self._path):
+      if os.write(self._file, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if self._mirror is not None:
+      self._mirror(row)
 
   def sync(self) -> None:
     """Waits until the rows are on the disk: before a checkpoint that builds on them."""
-    os.fsync(self._file)
+    with _naming(self._path):
+      os.fsync(self._file)
 
   def close(self) -> None:
     os.close(self._file)

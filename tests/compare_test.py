@@ -280,11 +280,21 @@ def test_a_comparison_survives_being_killed_stopped_and_a_run_that_fails(tmp_pat
 def test_one_cell_runs_alone_as_in_a_job_array(tmp_path, monkeypatch):
   found = []
   from experiments import train
-  monkeypatch.setattr(train, 'main', lambda argv: found.append(argv) or 0)
+  monkeypatch.setattr(train, 'train', lambda config: found.append(config) or 0)
   options = ('--tasks=copy,reverse', '--seeds=2', '--cell=3', f'--directory={tmp_path}')
   assert compare.main(['compare', *options]) == 0
-  (_, *flags_given), = found
-  assert flags.parse(['train', *flags_given]).task == 'reverse' and '--seed=1' in flags_given
+  config, = found
+  assert (config.task, config.seed) == ('reverse', 1)
+
+
+def test_a_cell_that_fails_alone_is_in_the_report(tmp_path, capsys):
+  options = ['compare', *SMALL, '--tasks=copy', '--seeds=1', '--learning_rate=1e30',
+             '--clip_norm=0', '--nofree_running', f'--directory={tmp_path}']  # yapf: disable
+  assert compare.main([*options, '--cell=0']) == 1
+  assert 'is not finite' in capsys.readouterr().err
+  assert compare.main([*options, '--report']) == 1
+  assert re.search('failed: copy-vanilla-s0: exit status 1: .*not finite',
+                   (tmp_path / 'report.md').read_text())
 
 
 def test_fields_that_differ_are_named():
