@@ -76,7 +76,7 @@ def _cells(row: Row) -> list[str]:
       row.label + (f' (best{tuned})' if tuned else ''),
       str(row.accuracy), '' if row.free_running is None else str(row.free_running),
       f'{baseline:.3f} ({name})', '' if row.published is None else f'{row.published:.3f}',
-      '' if row.published is None else row.verdict, f'{row.parameters:,}',
+      row.verdict, f'{row.parameters:,}',
       _bytes(row.decode_bytes), '' if row.step_flops is None else f'{row.step_flops / 1e6:,.0f}',
       '' if seconds is None else f'{1e3 * seconds:.1f}',
       _bytes(row.step_bytes),
