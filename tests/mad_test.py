@@ -2,12 +2,14 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
 from experiments import tasks
 from experiments.config import Config
-from experiments.tasks import BOS, MASK, PAD, RESERVED
+from experiments.models import build_model
+from experiments.tasks import BOS, EOS, MASK, PAD, RESERVED
 from task_guesses_test import check
 from tasks_test import draw, make
 
@@ -124,6 +126,39 @@ def test_memorization_has_the_same_facts_in_every_run():
   assert sorted(table.values()) == list(range(RESERVED + 10, RESERVED + 20))
   assert list(table.values()) != sorted(table.values())
   assert facts(draw(tasks.make_task(config), seed=1)) == table
+
+
+def test_compression_is_written_out_again():
+  task = tasks.make_task(Config(task='compression', model='seq2seq', length=5, vocab_size=8))
+  batch = draw(task)
+  symbols = batch['source'][:, :5]
+  assert set(np.unique(symbols)) == set(range(RESERVED, 8))
+  np.testing.assert_array_equal(batch['source'][:, 5], EOS)
+  np.testing.assert_array_equal(batch['targets'], batch['source'])
+  np.testing.assert_array_equal(batch['inputs'][:, 1:], symbols)
+  assert batch['source_mask'].all() and batch['weights'].all() and task.bottleneck
+
+
+def test_compression_passes_one_vector():
+  """Encoder positions see themselves alone, so that only what the decoder sees can matter."""
+
+  def changes(name, place, real=6, **options):
+    config = Config(task=name, model='seq2seq', length=5, vocab_size=8, encoder_attention='local',
+                    window=0, decoder_attention='vanilla', num_layers=1, model_dim=8, heads=2,
+                    positions='none', **options)  # yapf: disable
+    task = tasks.make_task(config)
+    model = build_model(config, task)
+    batch = draw(task, batch_size=2)
+    batch['source_mask'] = batch['source_mask'] & (np.arange(6) < real)
+    apply = jax.jit(lambda params, source: model.apply(params, batch | {'source': source}))
+    params = model.init(jax.random.key(0), batch)
+    other = batch['source'].copy()
+    other[:, place] = MASK
+    return np.abs(apply(params, batch['source']) - apply(params, other)).max() > 1e-6
+
+  assert changes('copy', 1, min_length=5) and changes('copy', 5, min_length=5)
+  assert not changes('compression', 1) and changes('compression', 5)
+  assert changes('compression', 1, real=2) and not changes('compression', 0, real=2)
 
 
 def test_shares_of_mad():

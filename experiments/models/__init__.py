@@ -99,6 +99,7 @@ def build_model(config: Config, task: Task) -> nn.Module:
   cross_attention = _attention(config, places['cross'], source)
   return Seq2Seq(encoder=_stack(config, source, _attention(config, places['encoder'], source)),
                  decoder=_stack(config, target, self_attention, cross_attention),
+                 bottleneck=task.bottleneck,
                  **sizes)
 
 

@@ -2,17 +2,19 @@
 
 from flax import linen as nn
 from jax import Array
+import jax.numpy as jnp
 
 from experiments.models import layers
 
 
 class Seq2Seq(nn.Module):
-  """Attributes: see `build_model`. Source and target share the token embedding."""
+  """Attributes: see `build_model` and `Task`. Source and target share the token embedding."""
   vocab_size: int
   num_classes: int
   encoder: layers.StackSpec
   decoder: layers.StackSpec
   tie_embeddings: bool
+  bottleneck: bool
 
   @nn.compact
   def __call__(self,
@@ -32,6 +34,9 @@ class Seq2Seq(nn.Module):
                                                            mask,
                                                            deterministic=deterministic,
                                                            draw=draw)
+      if self.bottleneck:
+        place = jnp.arange(mask.shape[1], dtype=jnp.int32)[None]
+        mask = place == jnp.max(jnp.where(mask, place, 0), 1, keepdims=True)
     x = layers.Stack(self.decoder,
                      first_instance=2 * self.encoder.num_layers,
                      decode=decode,

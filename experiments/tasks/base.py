@@ -51,6 +51,7 @@ class Task(NamedTuple):
     per_position: whether targets are [B, T]; otherwise they are [B] and the model pools.
     answer: how it is answered, where the scored targets of a row are one run of tokens that end it;
       None where a model does not write what it is scored on.
+    bottleneck: whether a seq2seq decoder sees the last token of the source alone.
 
   A batch holds int32 tokens, float32 weights and boolean masks (True = a real token):
     decoder: inputs [B, T], targets [B, T], weights [B, T].
@@ -66,6 +67,7 @@ class Task(NamedTuple):
   note: str
   per_position: bool = True
   answer: Answer | None = None
+  bottleneck: bool = False
 
 
 class TaskFamily(NamedTuple):

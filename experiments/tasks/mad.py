@@ -1,8 +1,8 @@
-"""The tasks of MAD: recall, fuzzy and noisy; selective copying; memorization (decoder-only).
+"""The tasks of MAD: recall, fuzzy and noisy; selective copying; memorization (decoder-only);
+compression (seq2seq).
 
 Source: Poli et al. 2024, Mechanistic Design and Scaling of Hybrid Architectures,
-https://arxiv.org/abs/2403.17844. Its compression task is not here: it asks one vector to hold the
-whole sequence, and where a decoder may look back at the sequence, what is left of it is copy.
+https://arxiv.org/abs/2403.17844.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from experiments.tasks import answers
 from experiments.tasks import base
 from experiments.tasks.base import BOS, MASK, PAD, RESERVED
 
@@ -32,6 +33,7 @@ FUZZY_FULL = RECALL_FULL | {'span': 3}
 COPY_OPTIONS = {'length': 64, 'vocab_size': 16 + RESERVED, 'num_items': 8}
 COPY_FULL = {'length': 256, 'num_items': 16}
 MEMORIZATION_OPTIONS = {'length': 32, 'vocab_size': 256 + RESERVED}
+COMPRESSION_OPTIONS = {'length': 8, 'vocab_size': 16 + RESERVED, 'free_running': True}
 MAP_SEED = 1  # of the facts to memorize, the same in every run
 
 
@@ -245,10 +247,46 @@ def _make_memorization(config: 'Config') -> base.Task:
                'know a fixed map from keys to values by heart; exactly solvable, 1.00')
 
 
+def _draw_sequence(rng: Array, batch_size: int, *, length: int, vocab_size: int) -> answers.Drawn:
+  symbols = jax.random.randint(rng, (batch_size, length), RESERVED, vocab_size, jnp.int32)
+  count = jnp.full((batch_size, 1), length, jnp.int32)
+  return answers.Drawn(symbols, count, symbols, count)
+
+
+def _make_compression(config: 'Config') -> base.Task:
+  """Compression: a sequence and EOS, at which one vector must hold all of it, to be written out.
+
+  The decoder sees that vector alone. The paper's decoder is an MLP of it for each position; ours is
+  the decoder of a seq2seq model, for which what it wrote before tells nothing of what comes.
+
+  Source: Poli et al. 2024, MAD, https://arxiv.org/abs/2403.17844.
+  """
+  length = base.size(config, COMPRESSION_OPTIONS, 'length', 1)
+  vocab_size = base.size(config, COMPRESSION_OPTIONS, 'vocab_size', RESERVED + 1)
+  return answers.make(
+      config,
+      draw=functools.partial(_draw_sequence, length=length, vocab_size=vocab_size),
+      sizes=(length, length),
+      vocab_size=vocab_size,
+      guesses=lambda batch: {
+          'majority class': answers.majority(batch, vocab_size),
+          'copy the last token': batch['inputs'],
+          'chance': base.chance(batch['targets'].shape, RESERVED, vocab_size),
+      },
+      note='repeat the source from one vector; exactly solvable, 1.00')._replace(bottleneck=True)
+
+
 TASKS = {
-    'in_context_recall': base.TaskFamily(_make_recall, ('decoder',), RECALL_OPTIONS, RECALL_FULL),
-    'fuzzy_recall': base.TaskFamily(_make_fuzzy, ('decoder',), FUZZY_OPTIONS, FUZZY_FULL),
-    'noisy_recall': base.TaskFamily(_make_noisy, ('decoder',), NOISY_OPTIONS, RECALL_FULL),
-    'selective_copy': base.TaskFamily(_make_copy, ('decoder',), COPY_OPTIONS, COPY_FULL),
-    'memorization': base.TaskFamily(_make_memorization, ('decoder',), MEMORIZATION_OPTIONS),
+    'compression':
+        base.TaskFamily(_make_compression, ('seq2seq',), COMPRESSION_OPTIONS, {'length': 32}),
+    'in_context_recall':
+        base.TaskFamily(_make_recall, ('decoder',), RECALL_OPTIONS, RECALL_FULL),
+    'fuzzy_recall':
+        base.TaskFamily(_make_fuzzy, ('decoder',), FUZZY_OPTIONS, FUZZY_FULL),
+    'noisy_recall':
+        base.TaskFamily(_make_noisy, ('decoder',), NOISY_OPTIONS, RECALL_FULL),
+    'selective_copy':
+        base.TaskFamily(_make_copy, ('decoder',), COPY_OPTIONS, COPY_FULL),
+    'memorization':
+        base.TaskFamily(_make_memorization, ('decoder',), MEMORIZATION_OPTIONS),
 }
