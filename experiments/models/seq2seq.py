@@ -35,8 +35,9 @@ class Seq2Seq(nn.Module):
                                                            deterministic=deterministic,
                                                            draw=draw)
       if self.bottleneck:
-        place = jnp.arange(mask.shape[1], dtype=jnp.int32)[None]
-        mask = place == jnp.max(jnp.where(mask, place, 0), 1, keepdims=True)
+        real = batch['source_mask']
+        place = jnp.arange(real.shape[1], dtype=jnp.int32)[None]
+        mask = place == jnp.max(jnp.where(real, place, 0), 1, keepdims=True)
     x = layers.Stack(self.decoder,
                      first_instance=2 * self.encoder.num_layers,
                      decode=decode,
