@@ -6,7 +6,7 @@ All functions take arrays first and options by name, work under jit, vmap and gr
 state.
 """
 
-from attn import cache, decoding, interop, masks, positions, sampling, softmax
+from attn import cache, decoding, interop, masks, positions, sampling, sharding, softmax
 from attn.axes import Dims
 from attn.checks import check_qkv
 from attn.variants import CAPABILITIES, VARIANTS, Variant, attention_weights, state_size
@@ -21,6 +21,6 @@ __all__ = [
     'CAPABILITIES', 'Dims', 'VARIANTS', 'Variant', 'attention_weights', 'bigbird_attention',
     'bigbird_random_blocks', 'blockwise_attention', 'cache', 'check_qkv', 'decoding',
     'fixed_attention', 'interop', 'linformer_attention', 'local_attention', 'longformer_attention',
-    'masks', 'orthogonal_features', 'performer_attention', 'positions', 'sampling', 'softmax',
-    'state_size', 'strided_attention', 'vanilla_attention'
+    'masks', 'orthogonal_features', 'performer_attention', 'positions', 'sampling', 'sharding',
+    'softmax', 'state_size', 'strided_attention', 'vanilla_attention'
 ]

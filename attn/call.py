@@ -32,6 +32,7 @@ class Call(NamedTuple):
   key_index: ArrayLike  # [..., S], -1 for padding
   draw: dropout.Draw | None
   query_blocks: Array | None = None  # [..., K, G, T, r]: of Spec.block keys, seen beside `visible`
+  top: Array | None = None  # [..., K, G, T]: the maximum a state is relative to, if it is known
 
   @property
   def lengths(self) -> tuple[int, int]:
@@ -52,6 +53,7 @@ LETTERS = dict(query='KGTH',
                query_index='T',
                key_index='S',
                query_blocks='KGTR',
+               top='KGT',
                heads='KG')
 
 

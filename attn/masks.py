@@ -37,6 +37,10 @@ class Predicate:
     del last_query, first_key, last_key
     return first_query != first_query
 
+  def is_relative(self) -> bool:
+    """Whether the distance from query to key is all that matters."""
+    return False
+
   def __and__(self, other: 'Predicate') -> 'Predicate':
     return _And(self, other)
 
@@ -58,6 +62,9 @@ class _And(Predicate):
   a: Predicate
   b: Predicate
 
+  def is_relative(self):
+    return self.a.is_relative() and self.b.is_relative()
+
   def __call__(self, query, key):
     return self.a(query, key) & self.b(query, key)
 
@@ -73,6 +80,9 @@ class _Or(Predicate):
   a: Predicate
   b: Predicate
 
+  def is_relative(self):
+    return self.a.is_relative() and self.b.is_relative()
+
   def __call__(self, query, key):
     return self.a(query, key) | self.b(query, key)
 
@@ -85,6 +95,9 @@ class _Or(Predicate):
 
 @dataclasses.dataclass(frozen=True)
 class _Causal(Predicate):
+
+  def is_relative(self):
+    return True
 
   def __call__(self, query, key):
     return key <= query
@@ -101,6 +114,9 @@ class _Window(Predicate):
   left: int
   right: int
 
+  def is_relative(self):
+    return True
+
   def __call__(self, query, key):
     return (query - key <= self.left) & (key - query <= self.right)
 
@@ -115,6 +131,9 @@ class _Window(Predicate):
 class _Strided(Predicate):
   stride: int
 
+  def is_relative(self):
+    return True
+
   def __call__(self, query, key):
     return (abs(query - key) < self.stride) | ((query - key) % self.stride == 0)
 
@@ -123,6 +142,9 @@ class _Strided(Predicate):
 class _Apart(Predicate):
   """At least `distance` positions from the query."""
   distance: int
+
+  def is_relative(self):
+    return True
 
   def __call__(self, query, key):
     return abs(query - key) >= self.distance

@@ -75,7 +75,10 @@ def grouped(product: str, x: Array, y: Array, dtype: Any) -> Array:
   return result.reshape(*batch, G, T, result.shape[-1])
 
 
-def visit(logits: Array, value: Array, factor: Array | None = None) -> State:
+def visit(logits: Array,
+          value: Array,
+          factor: Array | None = None,
+          top: Array | None = None) -> State:
   """The state of queries that have seen one set of keys.
 
   Args:
@@ -83,11 +86,12 @@ def visit(logits: Array, value: Array, factor: Array | None = None) -> State:
     value: [..., K, S, Hv].
     factor: multiplies the weights of the values and not their sum, as dropout does; the shape of
       logits.
+    top: [..., K, G, T], what the state is to be relative to; its largest logits if None.
 
   Returns:
     the state [..., K, G, T] in the dtype of logits.
   """
-  top = jnp.max(logits, -1, initial=HIDDEN)
+  top = jnp.max(logits, -1, initial=HIDDEN) if top is None else top
   weights = jnp.exp(logits - finite(top)[..., None])
   total = jnp.sum(weights, -1)
   weights = weights if factor is None else weights * factor

@@ -1,10 +1,10 @@
 """Exact softmax attention tile by tile: visit the key tiles a pattern can reach, merge, finish.
 
 Memory is O(T + S): the loop carries one state per query, and the backward pass computes each tile
-again instead of keeping it, from the output o, the maximum m and the sum z = sum_s exp(l_s - m).
+again instead of keeping it, from the maximum m alone: z = sum_s exp(l_s - m) and a = p v below.
 
-    p = exp(l - m) / z   dp = do v^T     dl = p (dp - do.o + dlog z)
-    dv = p^T do          dq = dl k       dk = dl^T q
+    p = exp(l - m)       dl = p (da v^T + dz)
+    dv = p^T da          dq = dl k       dk = dl^T q
 
 Which tiles are visited, and how many in a step, is said by `attn.layout`.
 
@@ -30,7 +30,7 @@ from attn.slices import Names, Tile
 from attn.softmax import State
 
 
-class _Inputs(NamedTuple):
+class Inputs(NamedTuple):
   """What gradients reach."""
   query: Array
   key: Array
@@ -38,22 +38,13 @@ class _Inputs(NamedTuple):
   bias: Any
 
 
-class _Rows(NamedTuple):
-  """What the backward pass knows of every query."""
-  d_output: Array
-  max: Array
-  log_sum: Array
-  shift: Array  # what is added to dp
-
-
-# The axes, after the leading ones, of every field of a Call, State, _Inputs or _Rows.
-_LETTERS = calls.LETTERS | dict(
-    weighted='KGTH', d_output='KGTH', max='KGT', sum='KGT', log_sum='KGT', shift='KGT')
+# The axes, after the leading ones, of every field of a Call, State or Inputs.
+_LETTERS = calls.LETTERS | dict(weighted='KGTH', max='KGT', sum='KGT')
 _PER_TOKEN = ('query_positions', 'key_positions', 'query_segments', 'key_segments', 'query_index',
               'key_index')
 # The loop keeps these as callers have them, T or S ahead of the heads, so that only tiles are
 # transposed, in the cache.
-_LARGE = ('query', 'key', 'value', 'weighted', 'd_output')
+_LARGE = ('query', 'key', 'value', 'weighted')
 
 
 def attend(call: Call,
@@ -75,8 +66,8 @@ def attend(call: Call,
   Returns:
     the state [..., K, G, T] in float32 at least.
   """
-  output, top, total = _run(call, spec, block_size, step_size, parts)
-  return State(top, total, _heads_first('weighted', output, spec) * total[..., None])
+  state = _run(call, spec, block_size, step_size, parts)
+  return state._replace(weighted=_heads_first('weighted', state.weighted, spec))
 
 
 def output(call: Call,
@@ -85,37 +76,37 @@ def output(call: Call,
            step_size: int | None = None,
            parts: Sequence[Part] | None = None) -> Array:
   """The attention of every query over the keys it may see: [..., T, N, Hv] in query's dtype."""
-  result = _run(call, spec, block_size, step_size, parts)[0]
+  state = _run(call, spec, block_size, step_size, parts)
+  total = jnp.where(state.sum > 0, state.sum, jnp.ones_like(state.sum))
+  result = state.weighted / _stored('weighted', total[..., None], spec)
   *lead, K, G, Hv = result.shape
   return result.reshape(*lead, K * G, Hv).astype(call.query.dtype)
 
 
 def _run(call: Call, spec: Spec, block_size: int | None, step_size: int | None,
-         parts: Sequence[Part] | None) -> tuple[Array, Array, Array]:
-  """Outputs [..., T, K, G, Hv], maxima [..., K, G, T] and sums relative to them."""
+         parts: Sequence[Part] | None) -> State:
+  """The state of every query, its weighted values as [..., T, K, G, Hv]."""
   T, S = call.lengths
   wide = axes.wide(call.query.dtype)
   if 0 in call.query.shape[:-1] or not S:
     nothing = softmax.empty(call.query.shape[:-1], call.value.shape[-1], wide)
-    return _stored('weighted', nothing.weighted, spec), nothing.max, nothing.sum
+    return nothing._replace(weighted=_stored('weighted', nothing.weighted, spec))
   parts = layout.whole(call, spec, block_size) if parts is None else parts
   call, loops, steps = layout.arrange(calls.forget_masked(call), spec, parts, step_size)
   call = axes.vary_alike(call)
-  inputs = _Inputs(_stored('query', call.query, spec), _stored('key', call.key, spec),
-                   _stored('value', call.value, spec), call.bias)
+  inputs = Inputs(_stored('query', call.query, spec), _stored('key', call.key, spec),
+                  _stored('value', call.value, spec), call.bias)
   call = call._replace(**inputs._asdict())
-  result, top, total = _tiled(spec, loops)(inputs, call, steps)
-  result = lax.slice_in_dim(result, 0, T, axis=result.ndim + _first('weighted', spec))
-  return result, lax.stop_gradient(top[..., :T]), total[..., :T]
+  top, total, weighted = _tiled(spec, loops)(inputs, call, steps)
+  weighted = lax.slice_in_dim(weighted, 0, T, axis=weighted.ndim + _first('weighted', spec))
+  return State(lax.stop_gradient(top[..., :T]), total[..., :T], weighted)
 
 
 @functools.lru_cache(maxsize=256)
-def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan],
-                                    ...]) -> Callable[..., tuple[Array, Array, Array]]:
-  """The function (inputs, call, steps of each loop) -> (output, max, sum).
+def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan], ...]) -> Callable[..., State]:
+  """The function (inputs, call, steps of each loop) -> State.
 
-  The maximum and the sum stay apart, since log(sum) would be lost beside a large maximum; nor is
-  the sum handed over as exp(log(sum)), which XLA may join with the exponential of a maximum. A step
+  The maximum and the sum stay apart, since log(sum) would be lost beside a large maximum. A step
   carries all it reads and is made once for a spec, so that a second call, jitted or not, finds the
   first one's program.
   """
@@ -140,38 +131,36 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan],
 
     def look() -> State:
       part, logits, factor = compute(rule, plan, call, tile)
-      new = softmax.visit(logits, part.value, factor)
+      new = softmax.visit(logits, part.value, factor, part.top)
       return new if old is None else softmax.merge(old, new)
 
     new = _if_reached(rule, call, tile, look, lambda: old)
     return (_paste(slices.write, state, new, tile, spec), call, steps), None
 
-  def forward(inputs: _Inputs, call: Call, steps: Any) -> tuple[Array, Array, Array]:
+  def forward(inputs: Inputs, call: Call, steps: Any) -> State:
     call = call._replace(**inputs._asdict())
     shape = _heads_first('query', call.query, spec).shape[:-1]
     state = softmax.empty(shape, call.value.shape[-1], axes.wide(call.query.dtype))
     state = state._replace(weighted=_stored('weighted', state.weighted, spec))
-    state, _ = _over(visitors, loops, axes.vary_alike((state, call)), steps)
-    total = _stored('weighted', _positive(state.sum)[..., None], spec)
-    return state.weighted / total, state.max, state.sum
+    return _over(visitors, loops, axes.vary_alike((state, call)), steps)[0]
 
   def revisit(rule: Spec, plan: Plan, carry: Any, number: Any) -> tuple[Any, None]:
-    grads, call, rows, steps = carry
+    grads, call, cotangents, steps = carry
     tile = plan.tile(steps, number)
 
-    def look() -> _Inputs:
+    def look() -> Inputs:
       part, logits, factor = compute(rule, plan, call, tile)
-      do, top, log_sum, shift = _cut(rows, tile, spec)
+      top, dz, da = _cut(cotangents, tile, spec)
       wide, narrow = logits.dtype, lambda x: x.astype(part.value.dtype)
-      p = jnp.exp((logits - softmax.finite(top)[..., None]) - log_sum[..., None])
-      dp = softmax.grouped('...kth,...ksh->...kts', narrow(do), part.value, wide)
+      p = jnp.exp(logits - softmax.finite(top)[..., None])
+      dp = softmax.grouped('...kth,...ksh->...kts', narrow(da), part.value, wide)
       weights, dp = (p, dp) if factor is None else (p * factor, dp * factor)
-      dl = plan.hold(p * (dp + shift[..., None]), tile)
-      dv = _to_keys(narrow(weights), narrow(do), wide)
+      dl = plan.hold(p * (dp + dz[..., None]), tile)
+      dv = _to_keys(narrow(weights), narrow(da), wide)
       scale, ds = jnp.asarray(rule.scale, wide), narrow(dl)
       dq = softmax.grouped('...kts,...ksh->...kth', ds, part.key, wide) * scale
       dk = _to_keys(ds, part.query, wide) * scale
-      return _Inputs(dq, dk, dv, _bias_gradient(dl, call, part, tile))
+      return Inputs(dq, dk, dv, _bias_gradient(dl, call, part, tile))
 
     zeros = lambda: axes.vary_alike(
         (call, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look))))[1]
@@ -184,32 +173,26 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan],
           bias=slices.add(grads.bias, parts.bias, _names('bias', grads.bias, spec), tile))
     else:
       new = new._replace(bias=jax.tree.map(jnp.add, grads.bias, parts.bias))
-    return (new, call, rows, steps), None
+    return (new, call, cotangents, steps), None
 
-  def backward(kept: Any, cotangents: Any) -> tuple[_Inputs, None, None]:
-    inputs, call, steps, output, top, total = kept
-    d_output, _, d_total = cotangents  # the maximum is a constant to whoever merges the state
-    product = jnp.sum(d_output * output, -1, keepdims=True)
-    shift = d_total * total - _heads_first('d_output', product, spec)[..., 0]
+  def backward(kept: Any, cotangents: Any) -> tuple[Inputs, None, None]:
+    inputs, call, steps, top = kept
+    if call.top is not None:  # so that of the state nothing is needed
+      top = call.top
+    cotangents = cotangents._replace(max=top)  # a constant to whoever merges the state
     call = call._replace(**inputs._asdict())
     # A query that sees nothing may hold anything.
     blind = _stored('query', (top == softmax.HIDDEN)[..., None], spec)
     call = call._replace(query=jnp.where(blind, jnp.zeros_like(call.query), call.query))
-    zeros = jax.tree.map(_zeros, inputs)
-    start = (zeros, call, _Rows(d_output, top, jnp.log(_positive(total)), shift))
-    grads = _over(revisitors, loops, axes.vary_alike(start), steps)[0]
-    return jax.tree.map(_cotangent, grads, inputs), None, None
+    zeros = jax.tree.map(zeros_of, inputs)
+    grads = _over(revisitors, loops, axes.vary_alike((zeros, call, cotangents)), steps)[0]
+    return jax.tree.map(cotangent_of, grads, inputs), None, None
 
   visitors = tuple(functools.partial(visit, *loop) for loop in loops)
   revisitors = tuple(functools.partial(revisit, *loop) for loop in loops)
   tiled = jax.custom_vjp(forward)
-  tiled.defvjp(lambda *args: ((out := forward(*args)), (*args, *out)), backward)
+  tiled.defvjp(lambda *args: ((state := forward(*args)), (*args, state.max)), backward)
   return tiled
-
-
-def _positive(total: Array) -> Array:
-  """The sums, with 1 where nothing was seen."""
-  return jnp.where(total > 0, total, jnp.ones_like(total))
 
 
 def _to_keys(x: Array, y: Array, wide: Any) -> Array:
@@ -317,7 +300,7 @@ def _bias_gradient(d_logits: Array, call: Call, part: Call, tile: Tile) -> Any:
   assert bias is not None
   (grads,) = pull(_sum_to(d_logits, bias.shape).astype(bias.dtype))
   return jax.tree.map(
-      lambda x, d: _zeros(x)
+      lambda x, d: zeros_of(x)
       if d.dtype == jax.dtypes.float0 else d.astype(axes.wide(d.dtype)), call.bias, grads)
 
 
@@ -326,12 +309,12 @@ def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
   return jnp.sum(x, [a for a, n in enumerate(shape) if n == 1], keepdims=True)
 
 
-def _zeros(x: Array) -> Array:
+def zeros_of(x: Array) -> Array:
   """What gradients of x are summed in."""
   return jnp.zeros(jnp.shape(x), axes.wide(x.dtype))
 
 
-def _cotangent(grad: Array, x: Array) -> Any:
+def cotangent_of(grad: Array, x: Array) -> Any:
   """A gradient in the dtype of what it is for; integers have none."""
   if not jnp.issubdtype(x.dtype, jnp.floating):
     return np.zeros(x.shape, jax.dtypes.float0)

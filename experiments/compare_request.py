@@ -77,7 +77,7 @@ def anchors() -> list[Block]:
       dense('mqar', **recall)._replace(vary={'num_layers': (2, 1)}),
       Block(('mqar',), ('local',), 2, {'window': (2, 4, 8, 16, 32, 64)}, {}, shared | recall),
       dense('induction', steps=1500),
-      dense('associative_recall', steps=1500),
+      dense('associative_recall', steps=3000),
   ]
 
 

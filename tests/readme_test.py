@@ -15,7 +15,7 @@ README = Path(__file__).parents[1].joinpath('README.md').read_text(encoding='utf
 
 def test_code_runs_and_vmap_gives_the_same():
   blocks = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
-  assert len(blocks) == 6
+  assert len(blocks) == 7
   names: dict = {}
   for block in blocks[:2]:
     exec(block, names)
@@ -29,10 +29,19 @@ def test_code_runs_and_vmap_gives_the_same():
   assert jnp.array_equal(names['module'](x)[:, :3], names['module'](later)[:, :3])
 
 
+def test_sharded_code_gives_the_same_on_eight_devices():
+  names: dict = {}
+  exec(re.findall(r'```python\n(.*?)```', README, re.DOTALL)[6], names)
+  assert len(names['output'].sharding.device_set) == 8
+  wanted = attn.local_attention(*(np.asarray(names[name]) for name in ('query', 'key', 'value')),
+                                window=128, is_causal=True)  # yapf: disable
+  np.testing.assert_allclose(names['output'], wanted, atol=2e-6)
+
+
 def test_decoding_code_gives_one_pass_and_writes_with_a_model_that_is_not_ours():
   blocks = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
   names: dict = {}
-  for block in (blocks[0], *blocks[3:]):
+  for block in (blocks[0], *blocks[3:6]):
     exec(block, names)
   together = jnp.concatenate([names['first'], names['rest']], 1)
   np.testing.assert_allclose(together, names['output'], atol=2e-6)

@@ -65,7 +65,7 @@ def bigbird_attention(
   Source: Zaheer et al. 2020, BigBird, section 2, https://arxiv.org/abs/2007.14062.
   """
   size = checks.check_int('block_size', block_size, 1)
-  random_blocks = _check_blocks(random_blocks)
+  random_blocks = check_blocks(random_blocks)
   number = random_blocks.shape[-2]
   dims, call, spec = calls.prepare(query,
                                    key,
@@ -79,19 +79,19 @@ def bigbird_attention(
                                    segment_ids=segment_ids,
                                    dropout_rate=dropout_rate,
                                    dropout_rng=dropout_rng,
-                                   pattern=_near_and_global(size, number, is_causal))
+                                   pattern=near_and_global(size, number, is_causal))
   placed = query_positions is not None or key_positions is not None
-  _check_blocks(random_blocks, dims.N)
+  check_blocks(random_blocks, dims.N)
   if not placed and number != -(-dims.T // size):
     raise ValueError(
         f'random_blocks must list {-(-dims.T // size)} blocks of block_size = {size} for T = '
         f'{dims.T}; got {random_blocks.shape}, which lists {number}')
   chosen = choose(random_blocks, is_causal)  # [N or 1, blocks, r]
-  chosen = _by_heads(chosen, dims.K)
+  chosen = by_heads(chosen, dims.K)
   if not dims.T or not dims.S or not placed and number == 1:  # of which all is near
     return tiles.output(call, spec)
   if placed:
-    call = call._replace(query_blocks=_lists(chosen, size, jnp.asarray(call.query_positions)))
+    call = call._replace(query_blocks=lists_of(chosen, size, jnp.asarray(call.query_positions)))
     return tiles.output(call, spec._replace(block=size), tiles.band_block(2 * size, None))
   return tiles.output(call, spec, parts=parts(dims.T, size, chosen, is_causal))
 
@@ -115,20 +115,20 @@ def parts(length: int, size: int, chosen: Array, is_causal: bool) -> tuple[Part,
   return (*found, Part(None, blocks, blocks, jnp.concatenate([columns, chosen], -1)))
 
 
-def _by_heads(chosen: Array, K: int) -> Array:
+def by_heads(chosen: Array, K: int) -> Array:
   """[N or 1, blocks, r] as [K or 1, G or 1, blocks, r]."""
   heads = (K, len(chosen) // K) if len(chosen) > 1 else (1, 1)
   return chosen.reshape(*heads, *chosen.shape[1:])
 
 
-def _lists(chosen: Array, size: int, positions: Array) -> Array:
+def lists_of(chosen: Array, size: int, positions: Array) -> Array:
   """The blocks chosen for queries at positions [..., T]: [..., K or 1, G or 1, T, r]."""
   own = jnp.where(positions < 0, chosen.shape[2], positions // size)
   lists = jnp.take(chosen, own, 2, mode='fill', fill_value=-1)
   return jnp.moveaxis(lists, (0, 1), (-4, -3))
 
 
-def _check_blocks(blocks: ArrayLike, N: int | None = None) -> Array:
+def check_blocks(blocks: ArrayLike, N: int | None = None) -> Array:
   """Returns them; N: how many heads there are, if that is known."""
   if not checks.is_array(blocks) or not jnp.issubdtype(blocks.dtype, jnp.integer):
     raise ValueError('random_blocks must be an integer array [blocks, r] or [N, blocks, r]; '
@@ -142,7 +142,7 @@ def _check_blocks(blocks: ArrayLike, N: int | None = None) -> Array:
   return jnp.asarray(checks.int32(blocks))
 
 
-def _near_and_global(size: int, number: int, is_causal: bool) -> Predicate:
+def near_and_global(size: int, number: int, is_causal: bool) -> Predicate:
   near = masks.near_blocks(size) | masks.global_block(size, 0)
   return near if is_causal or number < 2 else near | masks.global_block(size, number - 1)
 
@@ -153,12 +153,12 @@ def predicate(*, is_causal: bool, block_size: int, random_blocks: ArrayLike) -> 
   Raises:
     ValueError: random_blocks are those of several heads.
   """
-  blocks = _check_blocks(random_blocks)
+  blocks = check_blocks(random_blocks)
   if blocks.ndim == 3:
     raise ValueError(
         'random_blocks must be [blocks, r], since what is visible differs between heads; '
         f'got {blocks.shape}: give those of one head, random_blocks[n]')
-  near = _near_and_global(block_size, blocks.shape[-2], is_causal)
+  near = near_and_global(block_size, blocks.shape[-2], is_causal)
   seen = near | masks.listed_blocks(block_size, blocks)
   return masks.causal() & seen if is_causal else seen
 
@@ -259,13 +259,13 @@ def _init_memory(params: dict[str, Array], dims: Dims, dtype: Any, max_length: i
                  block_size: int) -> tuple[_Kept, int]:
   """No keys, in as much room as the random blocks ask for."""
   size = checks.check_int('block_size', block_size, 1)
-  blocks = _check_blocks(params['random_blocks'], dims.N)
+  blocks = check_blocks(params['random_blocks'], dims.N)
   if -(-max_length // size) > blocks.shape[-2]:
     raise ValueError(f'random_blocks must list {-(-max_length // size)} blocks of block_size = '
                      f'{size} for max_length = {max_length}; got {blocks.shape}')
   chosen = choose(blocks, True)
   with jax.ensure_compile_time_eval():  # known lists stay known under jit and eval_shape
-    place = _place(choose(_check_blocks(params['random_blocks']), True))
+    place = _place(choose(check_blocks(params['random_blocks']), True))
   number, r = int(place.max(initial=-1)) + 1, chosen.shape[-1]
   slots = min(2 * size, max_length), min(size, max_length), number * size
   near, first, listed = (stores.empty(dims, n, dtype) for n in slots)
@@ -300,10 +300,10 @@ def _extend_memory(params: dict[str, Array], kept: _Kept, call: Call, spec: Spec
                    block_size: int) -> tuple[State, _Kept]:
   """The state of new queries, and what is kept then."""
   size, K = block_size, call.query.shape[-4]
-  chosen = _by_heads(choose(_check_blocks(params['random_blocks']), True), K)
-  lists = _lists(chosen, size, jnp.asarray(call.query_positions))
+  chosen = by_heads(choose(check_blocks(params['random_blocks']), True), K)
+  lists = lists_of(chosen, size, jnp.asarray(call.query_positions))
   number = chosen.shape[-2]
-  seen = masks.causal() & _near_and_global(size, number, True)
+  seen = masks.causal() & near_and_global(size, number, True)
   state = stores.visit(call._replace(query_blocks=lists), spec._replace(visible=seen, block=size))
   visible = masks.near_blocks(size) & masks.outside_blocks(size, (0,), key=True)
   near, first = stores.ring(2 * size, visible, max_length), stores.first(size, max_length)

@@ -1,5 +1,6 @@
 """The fixed pattern of the Sparse Transformer."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ def fixed_attention(
   if query_positions is None and key_positions is None and dims.T:
     state = own_block(call, spec, stride, is_causal, block_size, step_size)
     if stride < dims.T:  # there are other blocks
-      others = _summaries(call, spec, stride, summary, is_causal, block_size, step_size)
+      others = summaries(call, spec, stride, summary, is_causal, block_size, step_size)
       state = softmax.merge(state, others)
   else:
     state = tiles.attend(call, spec, block_size, step_size)
@@ -92,12 +93,18 @@ def own_block(call: Call, spec: Spec, size: int, is_causal: bool, block_size: in
   return groups.unfold(tiles.attend(blocks, spec, block_size, step_size), length)
 
 
-def _summaries(call: Call, spec: Spec, stride: int, summary: int, is_causal: bool,
-               block_size: int | None, step_size: int | None) -> State:
+def summaries(call: Call,
+              spec: Spec,
+              stride: int,
+              summary: int,
+              is_causal: bool,
+              block_size: int | None,
+              step_size: int | None,
+              attend: Callable[..., State] = tiles.attend) -> State:
   """The last `summary` keys of every other block, earlier ones when causal."""
   other = masks.other_block(stride)
   spec = spec._replace(visible=other & masks.causal() if is_causal else other)
-  return tiles.attend(*groups.last_keys(call, spec, stride, summary), block_size, step_size)
+  return attend(*groups.last_keys(call, spec, stride, summary), block_size, step_size)
 
 
 def keeps(max_length: int, stride: int, summary: int = 1) -> tuple[Keep, ...]:

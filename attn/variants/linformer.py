@@ -93,38 +93,38 @@ def linformer_attention(
                                    segment_ids=None,
                                    dropout_rate=dropout_rate,
                                    dropout_rng=dropout_rng)
-  key_projection, value_projection = _check_projections(key_projection, value_projection, dims,
-                                                        is_causal)
+  key_projection, value_projection = check_projections(key_projection, value_projection, dims,
+                                                       is_causal)
   whole = call
   call, keys_seen = calls.key_mask(call, 'linformer')
   if keys_seen is not None:
     hold = lambda x: jnp.where(keys_seen[..., None], x, jnp.zeros_like(x))
     call = call._replace(key=hold(call.key), value=hold(call.value))
     call = calls.forget_blind(call, keys_seen)
-  slots = _slots(call, key_projection, value_projection, keys_seen if is_causal else None)
+  slots = slots_of(call, key_projection, value_projection, keys_seen if is_causal else None)
   shape = (*dims.leading, dims.K, dims.G, dims.T)
   if is_causal:
     size = key_projection.shape[-2]
     before = spec._replace(visible=masks.causal() & masks.other_block(size), forget=True)
     own = spec._replace(visible=masks.causal() & masks.same_block(size))
-    state = _reshape(tiles.attend(slots, before), shape)
+    state = regrouped(tiles.attend(slots, before), shape)
     if query_positions is None and dims.T:
       state = softmax.merge(state, fixed.own_block(whole, own, size, True, None, None))
     else:
       state = softmax.merge(state, tiles.attend(whole, own))
   else:
-    state = _reshape(tiles.attend(slots, spec), shape)
+    state = regrouped(tiles.attend(slots, spec), shape)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
 
-def _reshape(state: State, shape: tuple[int, ...]) -> State:
+def regrouped(state: State, shape: tuple[int, ...]) -> State:
   """A state whose heads are grouped as the slots needed, as `shape` [..., K, G, T]."""
   return State(state.max.reshape(shape), state.sum.reshape(shape),
                state.weighted.reshape(*shape, state.weighted.shape[-1]))
 
 
-def _check_projections(key_projection: ArrayLike, value_projection: ArrayLike, dims: Dims,
-                       is_causal: bool) -> tuple[Array, Array]:
+def check_projections(key_projection: ArrayLike, value_projection: ArrayLike, dims: Dims,
+                      is_causal: bool) -> tuple[Array, Array]:
   """Returns the projections, cut to S rows unless causal."""
   given = (('key_projection', key_projection), ('value_projection', value_projection))
   for name, x in given:
@@ -147,8 +147,8 @@ def _check_projections(key_projection: ArrayLike, value_projection: ArrayLike, d
       ..., :dims.S, :]
 
 
-def _slots(call: Call, key_projection: Array, value_projection: Array,
-           keys_seen: Array | None) -> Call:
+def slots_of(call: Call, key_projection: Array, value_projection: Array,
+             keys_seen: Array | None) -> Call:
   """The call whose keys are the slots of each complete block of keys, at its first position."""
   size, rank = key_projection.shape[-2:]
   K, G, T, H = call.query.shape[-4:]
@@ -210,7 +210,7 @@ class _Kept(NamedTuple):
 def _init_memory(params: dict[str, Array], dims: Dims, dtype: Any,
                  max_length: int) -> tuple[_Kept, int]:
   """No keys; room for the slots of every segment that may become an earlier one."""
-  pair = _check_projections(params['key_projection'], params['value_projection'], dims, True)
+  pair = check_projections(params['key_projection'], params['value_projection'], dims, True)
   size, rank = pair[0].shape[-2:]
   heads = dims.N if 3 in (pair[0].ndim, pair[1].ndim) else dims.K
   number = (max_length - 1) // size
@@ -237,7 +237,7 @@ def _extend_memory(params: dict[str, Array], kept: _Kept, call: Call, spec: Spec
                          kept.slots[:2])
 
   def project() -> tuple[Array, Array]:
-    slots = _slots(call._replace(key=held.key, value=held.value), *projections, None)
+    slots = slots_of(call._replace(key=held.key, value=held.value), *projections, None)
     return slots.key, slots.value
 
   new = lax.cond(jnp.any(ends(p)), project, lambda: axes.vary_alike((nothing, call))[0])
@@ -248,7 +248,7 @@ def _extend_memory(params: dict[str, Array], kept: _Kept, call: Call, spec: Spec
   before = spec._replace(visible=masks.causal() & masks.other_block(size))
   state = softmax.merge(stores.visit_store(by_slots, before._replace(forget=False), kept.slots),
                         stores.visit(by_slots, before))
-  state = _reshape(state, call.query.shape[:-1])
+  state = regrouped(state, call.query.shape[:-1])
   inside = spec._replace(visible=masks.causal() & masks.same_block(size))
   beside = call._replace(key_positions=jnp.where(p // size > segment, p, cache.FAR))
   for seen in (stores.visit_store(call, inside, held), stores.visit(beside, inside)):

@@ -88,7 +88,7 @@ def performer_attention(
                                    dropout_rate=0.,
                                    dropout_rng=None)
   block = 128 if block_size is None else checks.check_int('block_size', block_size, 1)
-  features = _check_features(features, kernel, dims)
+  features = check_features(features, kernel, dims)
   call, seen = calls.key_mask(call, 'performer')
   placed = is_causal and not (query_positions is None and key_positions is None)
   sequence = _sequence(call, is_causal) if dims.T and (placed or segment_ids is not None) else None
@@ -96,19 +96,19 @@ def performer_attention(
     reached = sequence.reached[..., None, :]
     seen = reached if seen is None else reached & seen
   call = calls.forget_blind(call, seen)
-  log_query, log_key, weighted = _log_features(call, features, kernel, spec.scale, seen)
+  log_query, log_key, weighted = log_features_of(call, features, kernel, spec.scale, seen)
   if not dims.S or not dims.T:
     state = softmax.empty(call.query.shape[:-1], dims.Hv, log_query.dtype)
   elif sequence is not None:
     state = _in_one_sequence(sequence, log_query, log_key, weighted, block)
   elif is_causal:
-    state, _ = _causal(log_query, log_key, weighted, None, block)
+    state, _ = causal(log_query, log_key, weighted, None, block)
   else:
-    state = _read(_sum(log_key, weighted), log_query)
+    state = read(sum_keys(log_key, weighted), log_query)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
 
-def _check_features(features: ArrayLike, kernel: str, dims: Dims) -> Array:
+def check_features(features: ArrayLike, kernel: str, dims: Dims) -> Array:
   if kernel not in KERNELS:
     raise ValueError(f'kernel must be one of {KERNELS}; got {kernel!r}')
   if not checks.is_array(features) or not jnp.issubdtype(features.dtype, jnp.floating):
@@ -121,8 +121,8 @@ def _check_features(features: ArrayLike, kernel: str, dims: Dims) -> Array:
   return jnp.asarray(features)
 
 
-def _log_features(call: Call, features: Array, kernel: str, scale: float,
-                  seen: Array | None) -> tuple[Array, Array, Array]:
+def log_features_of(call: Call, features: Array, kernel: str, scale: float,
+                    seen: Array | None) -> tuple[Array, Array, Array]:
   """log phi of queries [..., K, G, T, M], of keys [..., K, S, M], HIDDEN if masked; and value."""
   wide = axes.wide(call.query.dtype)
   features = features.astype(wide)
@@ -149,7 +149,7 @@ def _log(x: Array) -> Array:
                    jnp.asarray(softmax.HIDDEN, x.dtype))
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
   """What has been seen of the keys, each feature relative to its largest logarithm so far."""
   max: Array  # [..., K, M]
   features: Array  # [..., K, M]
@@ -157,15 +157,15 @@ class _Sums(NamedTuple):
   segment: Array | None = None  # [..., 1], whose keys these are
 
 
-def _sum(log_key: Array, value: Array) -> _Sums:
+def sum_keys(log_key: Array, value: Array) -> Sums:
   """Sums over the keys of a block."""
   top = lax.stop_gradient(jnp.max(log_key, -2))
   phi = jnp.exp(log_key - finite(top)[..., None, :])
   weighted = jnp.einsum('...ksm,...ksh->...kmh', phi, value.astype(phi.dtype))
-  return _Sums(top, jnp.sum(phi, -2), weighted)
+  return Sums(top, jnp.sum(phi, -2), weighted)
 
 
-def _read(sums: _Sums, log_query: Array) -> State:
+def read(sums: Sums, log_query: Array) -> State:
   """The state [..., K, G, T] of queries that have seen the summed keys."""
   logits = log_query + sums.max[..., None, None, :]
   top = lax.stop_gradient(jnp.max(logits, -1))
@@ -174,12 +174,12 @@ def _read(sums: _Sums, log_query: Array) -> State:
                jnp.einsum('...kgtm,...kmh->...kgth', phi, sums.weighted))
 
 
-def _merge(a: _Sums, b: _Sums) -> _Sums:
+def merge(a: Sums, b: Sums) -> Sums:
   """The sums over both sets of keys."""
   top = jnp.maximum(a.max, b.max)
   scale_a, scale_b = jnp.exp(a.max - finite(top)), jnp.exp(b.max - finite(top))
-  return _Sums(top, a.features * scale_a + b.features * scale_b,
-               a.weighted * scale_a[..., None] + b.weighted * scale_b[..., None])
+  return Sums(top, a.features * scale_a + b.features * scale_b,
+              a.weighted * scale_a[..., None] + b.weighted * scale_b[..., None])
 
 
 def _within(before: State, log_query: Array, log_key: Array, value: Array,
@@ -242,28 +242,28 @@ def _pairs(log_query: Array, log_key: Array) -> Array:
 
 
 @jax.checkpoint
-def _step(sums: _Sums, block: tuple[Array, Array, Array, Array | None]) -> tuple[_Sums, State]:
+def _step(sums: Sums, block: tuple[Array, Array, Array, Array | None]) -> tuple[Sums, State]:
   """The sums after a block (queries, keys, values, segments), and its queries' state."""
   log_query, log_key, value, ids = block
   if ids is None:
-    state = _within(_read(sums, log_query), log_query, log_key, value, None)
-    return _merge(sums, _sum(log_key, value)), state
+    state = _within(read(sums, log_query), log_query, log_key, value, None)
+    return merge(sums, sum_keys(log_key, value)), state
   same = (ids[..., :, None] == ids[..., None, :])[..., None, None, :, :]
   assert sums.segment is not None
   here, last = ids == sums.segment, ids[..., -1:]
-  before = _read(sums, softmax.hide(log_query, here[..., None, None, :, None]))
+  before = read(sums, softmax.hide(log_query, here[..., None, None, :, None]))
   kept = sums._replace(max=softmax.hide(sums.max, (sums.segment == last)[..., None]))
-  new = _sum(softmax.hide(log_key, (ids == last)[..., None, :, None]), value)
-  sums = _merge(kept, new)._replace(segment=last)
+  new = sum_keys(softmax.hide(log_key, (ids == last)[..., None, :, None]), value)
+  sums = merge(kept, new)._replace(segment=last)
   return sums, _within(before, log_query, log_key, value, same)
 
 
-def _causal(log_query: Array,
-            log_key: Array,
-            value: Array,
-            segments: Array | None,
-            block: int,
-            sums: _Sums | None = None) -> tuple[State, _Sums]:
+def causal(log_query: Array,
+           log_key: Array,
+           value: Array,
+           segments: Array | None,
+           block: int,
+           sums: Sums | None = None) -> tuple[State, Sums]:
   """The state [..., K, G, T] of queries in one order with the keys, each after all before it.
 
   segments [..., T], if any, come in runs, and a run sees itself alone. sums are those of what came
@@ -274,8 +274,8 @@ def _causal(log_query: Array,
   size = -(-length // number)
   if sums is None:
     shape = (*log_key.shape[:lead], log_key.shape[-3], log_key.shape[-1])
-    sums = _Sums(*softmax.empty(shape, value.shape[-1], log_key.dtype),
-                 segment=None if segments is None else segments[..., :1])
+    sums = Sums(*softmax.empty(shape, value.shape[-1], log_key.dtype),
+                segment=None if segments is None else segments[..., :1])
   if number == 1:  # nothing to loop over, so nothing more to compile
     sums, state = _step(sums, (log_query, log_key, value, segments))
     return state, sums
@@ -329,8 +329,8 @@ def _in_one_sequence(sequence: _Sequence, log_query: Array, log_key: Array, valu
     widths = [(0, 0)] * (x.ndim - 2) + [(before, after), (0, 0)]
     return jnp.take_along_axis(jnp.pad(x, widths, constant_values=fill), index, -2)
 
-  state, _ = _causal(sort(log_query, 0, S, 0), sort(log_key, softmax.HIDDEN, 0, T),
-                     sort(value, 0, 0, T), sequence.segments, block)
+  state, _ = causal(sort(log_query, 0, S, 0), sort(log_key, softmax.HIDDEN, 0, T),
+                    sort(value, 0, 0, T), sequence.segments, block)
   place = jnp.argsort(sequence.order, -1)[..., S:].reshape(*leading, 1, 1, T)
   return State(jnp.take_along_axis(state.max, place, -1), jnp.take_along_axis(state.sum, place, -1),
                jnp.take_along_axis(state.weighted, place[..., None], -2))
@@ -340,27 +340,27 @@ def _init_memory(params: dict[str, Array],
                  dims: Dims,
                  dtype: Any,
                  max_length: int | None,
-                 kernel: str = 'softmax') -> tuple[_Sums, None]:
+                 kernel: str = 'softmax') -> tuple[Sums, None]:
   """The sums of no keys, of one size at any length."""
   del max_length
-  features = _check_features(params['features'], kernel, dims)
+  features = check_features(params['features'], kernel, dims)
   shape = (*dims.leading, dims.K, len(features))
-  return _Sums(*softmax.empty(shape, dims.Hv, axes.wide(dtype))), None
+  return Sums(*softmax.empty(shape, dims.Hv, axes.wide(dtype))), None
 
 
 def _extend_memory(params: dict[str, Array],
-                   kept: _Sums,
+                   kept: Sums,
                    call: Call,
                    spec: Spec,
                    max_length: int | None,
-                   kernel: str = 'softmax') -> tuple[State, _Sums]:
+                   kernel: str = 'softmax') -> tuple[State, Sums]:
   """The state of new queries after the sums and the new keys up to their own, and the sums then."""
   del max_length
   K, G, _, H = call.query.shape[-4:]
   dims = Dims((), 0, 0, K * G, K, H, call.value.shape[-1])
-  features = _check_features(params['features'], kernel, dims)
+  features = check_features(params['features'], kernel, dims)
   real = jnp.asarray(call.key_positions)[..., None, :] < cache.FAR
-  return _causal(*_log_features(call, features, kernel, spec.scale, real), None, 128, kept)
+  return causal(*log_features_of(call, features, kernel, spec.scale, real), None, 128, kept)
 
 
 MEMORY = cache.Memory(_init_memory, _extend_memory, grows=False)

@@ -1,5 +1,6 @@
 """The strided pattern of the Sparse Transformer."""
 
+from collections.abc import Callable
 from typing import Any
 
 from attn import call as calls
@@ -71,24 +72,33 @@ def strided_attention(
                                    dropout_rng=dropout_rng,
                                    pattern=masks.strided(stride))
   if query_positions is None and key_positions is None and dims.T:
-    state = _window_and_columns(call, spec, stride, is_causal, block_size, step_size)
+    state = window_and_columns(call, spec, stride, is_causal, block_size, step_size)
   else:
     state = tiles.attend(call, spec, block_size, step_size)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
 
-def _window_and_columns(call: Call, spec: Spec, stride: int, is_causal: bool,
-                        block_size: int | None, step_size: int | None) -> State:
-  """The keys nearer than stride, merged with those of the query's residue that are not."""
+def window_and_columns(call: Call,
+                       spec: Spec,
+                       stride: int,
+                       is_causal: bool,
+                       block_size: int | None,
+                       step_size: int | None,
+                       attend: Callable[..., State] = tiles.attend,
+                       devices: int = 1) -> State:
+  """The keys nearer than stride, merged with those of the query's residue that are not.
+
+  attend sees the keys of several devices, each with as many positions, a multiple of stride.
+  """
   causal = (lambda p: masks.causal() & p) if is_causal else (lambda p: p)
   window = spec._replace(visible=causal(masks.window(stride - 1, stride - 1)))
-  near = tiles.attend(call, window, tiles.band_block(stride, block_size), step_size)
+  near = attend(call, window, tiles.band_block(stride, block_size), step_size)
   length = call.lengths[0]
-  if stride >= length:
+  if stride >= length * devices:
     return near
   columns, spec = groups.fold(call, spec._replace(visible=causal(masks.apart(stride))), stride,
                               True)
-  far = tiles.attend(columns, spec, block_size, step_size)
+  far = attend(columns, spec, block_size, step_size)
   return softmax.merge(near, groups.unfold(far, length, True))
 
 
