@@ -13,6 +13,7 @@ import attn
 
 MODELS = ('encoder', 'decoder', 'seq2seq')
 POSITION_BIASES = ('alibi', 't5')
+MESH_AXES = ('data', 'model', 'sequence')
 
 
 class UserError(Exception):
@@ -194,6 +195,9 @@ class Config:
                        'only print what would be trained, its size and what a step costs',
                        free=True)
   keep_checkpoints: int = _run(2, 'newest checkpoints to keep', bounds=_SIZE, free=True)
+  mesh: str = _run('',
+                   'devices along the axes data, model and sequence, as data:4,sequence:2',
+                   free=True)
   tensorboard: bool = _run(False, 'write the rows for TensorBoard too', free=True)
   profile_steps: str = _run('', 'first and last step of a trace to write, as 10:20; not the first '
                             'of a session, which are slow',
@@ -211,6 +215,22 @@ class Config:
       raise ValueError('eval_lengths must be different positive integers, as 64,128; got '
                        f'{self.eval_lengths}')
     return tuple(map(int, words))
+
+  @property
+  def mesh_axes(self) -> dict[str, int]:
+    """The sizes of the axes that mesh names.
+
+    Raises:
+      ValueError: it names others, or sizes that are none.
+    """
+    sizes: dict[str, int] = {}
+    for word in filter(None, self.mesh.split(',')):
+      name, _, size = word.partition(':')
+      if name not in MESH_AXES or name in sizes or not size.isdecimal() or not int(size):
+        raise ValueError(f'mesh={self.mesh} must list axes and their sizes, as data:4,sequence:2; '
+                         f'axes are {", ".join(MESH_AXES)}')
+      sizes[name] = int(size)
+    return sizes
 
   @property
   def profiled(self) -> tuple[int, int] | None:
@@ -279,6 +299,7 @@ def validate(config: Config) -> None:
   for field in FIELDS.values():
     _check_field(field, getattr(config, field.name))
   _ = config.lengths, config.profiled
+  _check_mesh(config)
   _check_sizes(config)
   for name, place in config.places().items():
     _check_place(config, name, place)
@@ -320,6 +341,16 @@ def _check_sizes(config: Config) -> None:
   if config.warmup >= config.steps:
     raise ValueError(f'warmup_steps={config.warmup_steps} leaves nothing of steps={config.steps} '
                      f'to decay over; use warmup_steps={config.steps // 10}, or more steps')
+
+
+def _check_mesh(config: Config) -> None:
+  sizes = config.mesh_axes
+  for axis, name, value in (('data', 'batch_size', config.batch_size),
+                            ('model', 'heads', config.heads), ('model', 'kv_heads',
+                                                               config.kv_heads or config.heads)):
+    if value % sizes.get(axis, 1):
+      raise ValueError(f'mesh={config.mesh} cuts {name}={value} into {sizes[axis]} along {axis}, '
+                       f'which does not divide it; use a multiple of {sizes[axis]}')
 
 
 def _check_place(config: Config, name: str, place: Place) -> None:

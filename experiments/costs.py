@@ -8,6 +8,7 @@ import attn
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from experiments import decode
 from experiments.bench_measure import flops
@@ -35,10 +36,13 @@ class Costs(NamedTuple):
 Step = Callable[[State], tuple[State, dict[str, Any]]]
 
 
-def compile_step(config: Config, task: Task, model: nn.Module,
-                 abstract: State) -> tuple[Step, Costs]:
+def compile_step(config: Config,
+                 task: Task,
+                 model: nn.Module,
+                 abstract: State,
+                 mesh: Mesh | None = None) -> tuple[Step, Costs]:
   """The training step, compiled for states of the shapes `abstract`, and what it costs."""
-  jitted: Any = make_train_step(config, task, model)
+  jitted: Any = make_train_step(config, task, model, mesh, abstract)
   traced = jitted.trace(abstract)
   compiled = traced.lower().compile()
   memory = compiled.memory_analysis()

@@ -6,9 +6,11 @@ from flax import linen as nn
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from experiments import decode
 from experiments import losses
+from experiments import placement
 from experiments.config import Config
 from experiments.step import stream
 from experiments.tasks import Task
@@ -29,8 +31,10 @@ class Score(NamedTuple):
   free_running: float | None = None
 
 
-def make_evaluate(config: Config, task: Task,
-                  model: nn.Module) -> Callable[[Any], dict[str, Score]]:
+def make_evaluate(config: Config,
+                  task: Task,
+                  model: nn.Module,
+                  mesh: Mesh | None = None) -> Callable[[Any], dict[str, Score]]:
   """Makes evaluate(params) -> {'model': Score, and each baseline's name: Score}.
 
   The batches are a function of (seed, index) on a stream of their own, and the Performer draw is
@@ -42,6 +46,7 @@ def make_evaluate(config: Config, task: Task,
   @jax.jit
   def batch_sums(params: Any, index: Array) -> tuple[Array, dict[str, Any], Array | None]:
     batch = task.sample(stream(config, 'eval', index), config.batch_size)
+    batch = placement.constrain_batch(mesh, batch)
     logits: Any = model.apply({'params': params}, batch, deterministic=True, draw=0)
     loss, _ = losses.cross_entropy(logits, batch['targets'], batch['weights'])
     answers = {MODEL: jnp.argmax(logits, -1)} | task.guesses(batch)

@@ -24,7 +24,7 @@ def read_config(workdir: str) -> Config:
                     f'--workdir={workdir}')
   try:
     values = json.loads((path / 'config.json').read_text(encoding='utf-8'))['config']
-    config = dataclasses.replace(Config(**values), workdir=str(path))
+    config = dataclasses.replace(Config(**values), workdir=str(path), mesh='')
     validate(config)
   except (ValueError, KeyError, TypeError) as error:
     raise UserError(f'{path / "config.json"} is damaged or of another version: '

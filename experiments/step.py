@@ -6,9 +6,11 @@ from flax import linen as nn
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import Mesh
 import optax
 
 from experiments import losses
+from experiments import placement
 from experiments.config import Config
 from experiments.optimizer import learning_rate, make_optimizer
 from experiments.tasks import Task
@@ -47,13 +49,18 @@ def init_state(config: Config, task: Task, model: nn.Module) -> State:
   return State(jnp.zeros((), jnp.int32), params, make_optimizer(config).init(params))
 
 
-def make_train_step(config: Config, task: Task,
-                    model: nn.Module) -> Callable[[State], tuple[State, dict[str, Array]]]:
+def make_train_step(
+    config: Config,
+    task: Task,
+    model: nn.Module,
+    mesh: Mesh | None = None,
+    abstract: State | None = None) -> Callable[[State], tuple[State, dict[str, Array]]]:
   """Makes the jitted step(state) -> (state, metrics), which donates its argument.
 
   A step whose loss, gradient or new parameters are not finite returns the state as it was, its
   step count included, so the next call computes the same step again. metrics: [] arrays loss,
-  accuracy, grad_norm, learning_rate and finite.
+  accuracy, grad_norm, learning_rate and finite. With a mesh the state lives where `abstract`, of
+  `placement.placed`, says.
   """
   optimizer, schedule = make_optimizer(config), learning_rate(config)
 
@@ -70,6 +77,7 @@ def make_train_step(config: Config, task: Task,
 
   def step(state: State) -> tuple[State, dict[str, Array]]:
     batch = task.sample(stream(config, 'data', state.step), config.batch_size)
+    batch = placement.constrain_batch(mesh, batch)
     draw = state.step // config.redraw_steps if config.redraw_steps else 0
     rng = stream(config, 'dropout', state.step)
     sums, grads = _accumulate(jax.grad(loss_sums, has_aux=True), state.params, batch, draw, rng,
@@ -91,7 +99,10 @@ def make_train_step(config: Config, task: Task,
                    finite=finite)
     return new, metrics
 
-  return jax.jit(step, donate_argnums=0)
+  where = placement.shardings(mesh, abstract)
+  if where is None:
+    return jax.jit(step, donate_argnums=0)
+  return jax.jit(step, donate_argnums=0, in_shardings=(where,), out_shardings=(where, None))
 
 
 def _accumulate(grad_fn: Callable[..., tuple[Any, Sums]], params: Any, batch: Batch,

@@ -12,10 +12,12 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 from flax import linen as nn
 import jax
+from jax.sharding import Mesh
 import numpy as np
 
 from experiments import flags
 from experiments import loop
+from experiments import placement
 from experiments.bench_report import device_name
 from experiments.checkpoint import CheckpointError, Checkpoints, silence_orbax
 from experiments.costs import compile_step, Costs, Step, StepTimer
@@ -42,13 +44,15 @@ class Experiment(NamedTuple):
     task: its task.
     longer: the task at each of config.lengths.
     model: a model for the longest of them.
-    abstract: the shapes of the run's state.
+    abstract: the shapes of the run's state, and where it lives.
+    mesh: the devices, where there are several.
   """
   config: Config
   task: Task
   longer: dict[int, Task]
   model: nn.Module
   abstract: State
+  mesh: Mesh | None
 
 
 def build(config: Config) -> Experiment:
@@ -60,15 +64,15 @@ def build(config: Config) -> Experiment:
   try:
     task = make_task(config)
     longer = {length: at_length(config, length) for length in config.lengths}
-    every = (task, *longer.values())
+    every, mesh = (task, *longer.values()), placement.make_mesh(config)
     model = build_model(
         config,
         task._replace(input_length=max(x.input_length for x in every),
-                      target_length=max(x.target_length for x in every)))
-    abstract = jax.eval_shape(lambda: init_state(config, task, model))
+                      target_length=max(x.target_length for x in every)), mesh)
+    abstract = placement.placed(mesh, jax.eval_shape(lambda: init_state(config, task, model)))
   except (ValueError, NotImplementedError) as error:
     raise UserError(' '.join(str(error).split())) from error
-  return Experiment(config, task, longer, model, abstract)
+  return Experiment(config, task, longer, model, abstract, mesh)
 
 
 class Stop:
@@ -112,8 +116,8 @@ def train(config: Config) -> int:
   stop, report, experiment = Stop(), Report(config), build(config)
   if config.dry_run:
     report.costs(
-        compile_step(config, experiment.task, experiment.model, experiment.abstract)[1],
-        experiment.task.note,
+        compile_step(config, experiment.task, experiment.model, experiment.abstract,
+                     experiment.mesh)[1], experiment.task.note,
         jax.devices()[0].platform)
     return 0
   with contextlib.closing(Workdir(config)) as workdir:
@@ -172,22 +176,23 @@ def _profiled(config: Config, workdir: Path, report: Report, train_step: Step,
 def _run(experiment: Experiment, workdir: Workdir, report: Report,
          stop: Stop) -> dict[str, Any] | None:
   """Trains to the end and returns the summary it wrote, or None if stopped before."""
-  config, task, longer, model, abstract = experiment
+  config, task, longer, model, abstract, mesh = experiment
   path, began = workdir.path, time.monotonic()
   with Checkpoints(path / CHECKPOINTS, config, warn) as checkpoints:
     state = checkpoints.restore(abstract)
     if state is None:
-      state = jax.jit(lambda: init_state(config, task, model))()
+      state = jax.jit(lambda: init_state(config, task, model),
+                      out_shardings=placement.shardings(mesh, abstract))()
     start = int(state.step)
     timer, parameters = StepTimer(), sum(x.size for x in jax.tree.leaves(abstract.params))
     report.start(task.note, parameters, jax.devices()[0].platform, path, start)
     with _metrics(config, path, start) as metrics_file, report.progress(start) as progress:
-      train_step, costs = compile_step(config, task, model, abstract)
+      train_step, costs = compile_step(config, task, model, abstract, mesh)
       with _profiled(config, path, report, train_step, start) as profiled_step:
         state, scores = loop.run(config,
                                  state,
                                  profiled_step,
-                                 make_evaluate(config, task, model),
+                                 make_evaluate(config, task, model, mesh),
                                  metrics_file,
                                  checkpoints,
                                  should_stop=stop,
@@ -200,7 +205,7 @@ def _run(experiment: Experiment, workdir: Workdir, report: Report,
   by_length = {}
   for length, at in longer.items():
     report.say(f'evaluating at length {length}')
-    by_length[length] = make_evaluate(config, at, model)(state.params)
+    by_length[length] = make_evaluate(config, at, model, mesh)(state.params)
   summary = _summary(config, state, scores, by_length, costs) | dict(
       seconds_per_step=timer.seconds_per_step,
       seconds_of_last_session=round(time.monotonic() - began, 1))

@@ -1,11 +1,13 @@
 """The three model families, built from a Config for a task."""
 
+import functools
 from typing import Any
 
 import attn
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from experiments.config import Config, FIELDS, Place, validate
 from experiments.models import layers
@@ -17,7 +19,8 @@ from experiments.tasks import Task
 BIGBIRD_BLOCK = 8
 
 
-def _attention(config: Config, place: Place, key_length: int) -> layers.AttentionSpec:
+def _attention(config: Config, place: Place, key_length: int,
+               mesh: Mesh | None) -> layers.AttentionSpec:
   """Collects what the variant at a place needs; key_length is the most keys it will see."""
   variant = attn.VARIANTS[place.variant]
   options = {name: getattr(config, name) for name in variant.options if name in FIELDS}
@@ -39,6 +42,7 @@ def _attention(config: Config, place: Place, key_length: int) -> layers.Attentio
       max_length=key_length,
       dropout=config.attention_dropout,
       seed=config.seed,
+      mesh=mesh,
   )
 
 
@@ -64,7 +68,7 @@ def _stack(
   )
 
 
-def build_model(config: Config, task: Task) -> nn.Module:
+def build_model(config: Config, task: Task, mesh: Mesh | None = None) -> nn.Module:
   """Builds the model of config.model for a task.
 
       variables = model.init({'params': rng}, batch)
@@ -76,6 +80,8 @@ def build_model(config: Config, task: Task) -> nn.Module:
   `draw` numbers the draw of Performer features: those of a layer are a function of (config.seed,
   layer, draw), computed in the graph, so that another number recompiles nothing.
 
+  With a mesh (see `experiments.placement`) its activations are cut over devices.
+
   Raises:
     ValueError: the choices clash; the message names them and the way out.
   """
@@ -85,19 +91,20 @@ def build_model(config: Config, task: Task) -> nn.Module:
                      f'{task.num_classes} classes and {task.vocab_size} tokens; use '
                      'tie_embeddings=False')
   places, source, target = config.places(), task.input_length, task.target_length
+  attention = functools.partial(_attention, config, mesh=mesh)
   sizes: dict[str, Any] = {
       'vocab_size': task.vocab_size,
       'num_classes': task.num_classes,
       'tie_embeddings': config.tie_embeddings
   }
   if config.model == 'encoder':
-    stack = _stack(config, source, _attention(config, places['encoder'], source))
+    stack = _stack(config, source, attention(places['encoder'], source))
     return Encoder(stack=stack, pooling=None if task.per_position else config.pooling, **sizes)
-  self_attention = _attention(config, places['decoder'], target)
+  self_attention = attention(places['decoder'], target)
   if config.model == 'decoder':
     return Decoder(stack=_stack(config, target, self_attention), **sizes)
-  cross_attention = _attention(config, places['cross'], source)
-  return Seq2Seq(encoder=_stack(config, source, _attention(config, places['encoder'], source)),
+  cross_attention = attention(places['cross'], source)
+  return Seq2Seq(encoder=_stack(config, source, attention(places['encoder'], source)),
                  decoder=_stack(config, target, self_attention, cross_attention),
                  bottleneck=task.bottleneck,
                  **sizes)

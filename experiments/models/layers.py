@@ -17,7 +17,10 @@ from flax import linen as nn
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import Mesh
 import numpy as np
+
+from experiments import placement
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {'gelu': nn.gelu, 'relu': nn.relu}
 # Keeps the keys of what variants draw apart from other keys that start from the same seed.
@@ -41,6 +44,7 @@ class AttentionSpec:
     max_length: the most positions of a sequence of keys.
     dropout: on attention weights.
     seed: of features, for a variant that draws its parameters rather than learn them.
+    mesh: what activations are cut over; None for one device.
   """
   variant: str
   options: tuple[tuple[str, Any], ...]
@@ -52,6 +56,7 @@ class AttentionSpec:
   max_length: int
   dropout: float
   seed: int
+  mesh: Mesh | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +116,9 @@ class Attention(nn.Module):
       key = attn.positions.rope(key, rope_positions)
     output = dense(x.shape[-1], axis=(-2, -1), name='out')
     dims = attn.check_qkv(query, key, value)
+    query, key, value = (placement.constrain(spec.mesh, y, 'data',
+                                             None if self.decode else 'sequence', 'model')
+                         for y in (query, key, value))
     if self.decode and spec.is_causal:
       return output(self._extend(dims, query, key, value, bias, mask, draw))
     options: dict[str, Any] = dict(spec.options)
@@ -125,6 +133,18 @@ class Attention(nn.Module):
       self.sow(
           'attention', 'weights',
           attn.attention_weights(spec.variant, query, key, bias, mask, params=params, **options))
+    if spec.mesh is not None and spec.mesh.shape['sequence'] > 1 and not self.decode:
+      return output(
+          attn.sharding.sharded_attention(spec.variant,
+                                          query,
+                                          key,
+                                          value,
+                                          bias,
+                                          mask,
+                                          mesh=spec.mesh,
+                                          axis_name='sequence',
+                                          params=params,
+                                          **options))
     return output(attn.VARIANTS[spec.variant].apply(params, query, key, value, bias, mask,
                                                     **options))
 
@@ -259,6 +279,8 @@ class Stack(nn.Module):
     block = nn.remat(Block) if spec.remat else Block
     for i in range(spec.num_layers):
       instance = self.first_instance + 2 * i
+      x = placement.constrain(spec.self_attention.mesh, x, 'data',
+                              None if self.decode else 'sequence')
       layer = block(spec, instance, deterministic, self.decode, name=f'layer_{i}')
       x = layer(x, mask, bias, rope_positions, context, context_mask, draw)
     return LayerNorm(name='norm')(x) if spec.norm == 'pre' else x
