@@ -13,6 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from experiments import processes
 from experiments.config import Config, UserError
 from experiments.step import State
 from experiments.workdir import check_same, identity
@@ -143,15 +144,19 @@ class Checkpoints:
     while steps := set(self._manager.all_steps(read=True)) - tried:
       step = max(steps)
       tried.add(step)
+      problem = None
       try:
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
         self._check(step, meta['meta'], abstract)
         state = self._read(step, meta['meta'], abstract)
-        break
       except UserError:
         raise
       except Exception as error:  # Whatever orbax raises for files it cannot read.
-        self._put_aside(step, error)
+        problem = error
+      if not processes.any_of(problem is not None):
+        break
+      state = None
+      self._put_aside(step, problem)
     self._manager.reload()
     return state
 
@@ -173,8 +178,11 @@ class Checkpoints:
         raise ValueError(f'the bits of {name} have changed')
     return state
 
-  def _put_aside(self, step: int, error: Exception) -> None:
-    reason = ' '.join(str(error).split())[:200]
+  def _put_aside(self, step: int, error: Exception | None) -> None:
+    """error: what this process met; None where another one did."""
+    if not processes.is_first():
+      return
+    reason = ' '.join(str(error or 'as another process says').split())[:200]
     if self._read_only:
       self._warn(f'checkpoint of step {step} cannot be read ({reason}); it is passed over')
       return

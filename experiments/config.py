@@ -198,6 +198,10 @@ class Config:
   mesh: str = _run('',
                    'devices along the axes data, model and sequence, as data:4,sequence:2',
                    free=True)
+  distributed: str = _run('auto',
+                          'whether several processes train together, by what started them',
+                          choices=('auto', 'on', 'off'),
+                          free=True)
   tensorboard: bool = _run(False, 'write the rows for TensorBoard too', free=True)
   profile_steps: str = _run('', 'first and last step of a trace to write, as 10:20; not the first '
                             'of a session, which are slow',

@@ -8,7 +8,7 @@ from experiments.checkpoint import Checkpoints
 from experiments.config import Config, UserError
 from experiments.evaluate import MODEL, Score
 from experiments.step import State
-from experiments.writer import MetricsFile
+from experiments.writer import MetricsFile, NoFile
 
 Scores = dict[str, Score]
 
@@ -36,7 +36,7 @@ def run(
     state: State,
     train_step: Callable[[State], tuple[State, dict[str, Any]]],
     evaluate: Callable[[Any], Scores],
-    metrics_file: MetricsFile,
+    metrics_file: MetricsFile | NoFile,
     checkpoints: Checkpoints,
     *,
     should_stop: Callable[[], bool],

@@ -41,11 +41,11 @@ def settings(config: Config) -> str:
 class Report:
   """Everything a program prints on stdout about a run."""
 
-  def __init__(self, config: Config):
+  def __init__(self, config: Config, speaks: bool = True):
     self._config = config
-    self._console = Console(highlight=False, soft_wrap=True)
+    self._console = Console(highlight=False, soft_wrap=True, quiet=not speaks)
     if not self._console.is_terminal:
-      self._console = Console(highlight=False, soft_wrap=True, width=_PLAIN_WIDTH)
+      self._console = Console(highlight=False, soft_wrap=True, width=_PLAIN_WIDTH, quiet=not speaks)
 
   def say(self, line: str) -> None:
     """Prints a line."""

@@ -13,11 +13,11 @@ from typing import Any, Iterator, NamedTuple, Sequence
 from flax import linen as nn
 import jax
 from jax.sharding import Mesh
-import numpy as np
 
 from experiments import flags
 from experiments import loop
 from experiments import placement
+from experiments import processes
 from experiments.bench_report import device_name
 from experiments.checkpoint import CheckpointError, Checkpoints, silence_orbax
 from experiments.costs import compile_step, Costs, Step, StepTimer
@@ -30,7 +30,7 @@ from experiments.report import Report, warn
 from experiments.step import init_state, State
 from experiments.tasks import at_length, make_task, Task
 from experiments.workdir import CHECKPOINTS, Workdir
-from experiments.writer import MetricsFile, write_json
+from experiments.writer import MetricsFile, NoFile, write_json
 
 PROGRAM = 'python -m experiments.train'
 SUMMARY, METRICS = 'summary.json', 'metrics.jsonl'
@@ -101,7 +101,7 @@ def digest(params: Any) -> str:
   """A sha256 of every parameter's path, shape and bits."""
   total = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    array = np.asarray(leaf)
+    array = processes.whole(leaf)
     total.update(f'{jax.tree_util.keystr(path)} {array.dtype} {array.shape}'.encode())
     total.update(array.tobytes())
   return total.hexdigest()
@@ -113,14 +113,15 @@ def train(config: Config) -> int:
   Raises:
     UserError: the experiment cannot run here, or did not stay finite.
   """
-  stop, report, experiment = Stop(), Report(config), build(config)
+  processes.join(config.distributed)
+  stop, report, experiment = Stop(), Report(config, processes.is_first()), build(config)
   if config.dry_run:
     report.costs(
         compile_step(config, experiment.task, experiment.model, experiment.abstract,
                      experiment.mesh)[1], experiment.task.note,
         jax.devices()[0].platform)
     return 0
-  with contextlib.closing(Workdir(config)) as workdir:
+  with contextlib.closing(_open_workdir(config)) as workdir:
     summary = workdir.read_json(SUMMARY)
     if summary is None:
       for line in workdir.warnings:
@@ -138,6 +139,23 @@ def train(config: Config) -> int:
   return 128 + stop.signal if summary is None and stop.signal == signal.SIGINT else 0
 
 
+def _open_workdir(config: Config) -> Workdir:
+  """The workdir, which the first process has; the others read it.
+
+  Raises:
+    UserError: it is not to be had, on any process.
+  """
+  workdir, failure = None, None
+  if processes.is_first():
+    try:
+      workdir = Workdir(config)
+    except UserError as error:
+      failure = error
+  if processes.any_of(failure is not None):
+    raise failure or UserError('the first process cannot use the workdir; see what it says')
+  return workdir or Workdir(config, owned=False)
+
+
 def _kept(checkpoints: Path) -> str:
   """What a run that could not go on can go on from."""
   steps = [int(path.name) for path in checkpoints.glob('*') if path.name.isdecimal()]
@@ -146,15 +164,19 @@ def _kept(checkpoints: Path) -> str:
 
 
 @contextlib.contextmanager
-def _metrics(config: Config, workdir: Path, step: int) -> Iterator[MetricsFile]:
+def _metrics(config: Config, workdir: Path, step: int) -> Iterator[MetricsFile | NoFile]:
   """The rows of a run that goes on after a step, where asked for in TensorBoard's form too."""
   with contextlib.ExitStack() as stack:
     mirror = None
-    if config.tensorboard:
+    if config.tensorboard and processes.is_first():
       from experiments.tensorboard import TensorBoard  # only this needs tensorboardX
       board = stack.enter_context(contextlib.closing(TensorBoard(workdir / 'tensorboard')))
       mirror = board.write
-    yield stack.enter_context(contextlib.closing(MetricsFile(workdir / METRICS, step, mirror)))
+    if processes.is_first():
+      rows = MetricsFile(workdir / METRICS, step, mirror)
+      yield stack.enter_context(contextlib.closing(rows))
+    else:
+      yield NoFile()
 
 
 @contextlib.contextmanager
@@ -195,7 +217,7 @@ def _run(experiment: Experiment, workdir: Workdir, report: Report,
                                  make_evaluate(config, task, model, mesh),
                                  metrics_file,
                                  checkpoints,
-                                 should_stop=stop,
+                                 should_stop=lambda: processes.any_of(stop()),
                                  report=timer.around(progress))
     checkpoints.wait()
   if scores is None:
@@ -209,7 +231,8 @@ def _run(experiment: Experiment, workdir: Workdir, report: Report,
   summary = _summary(config, state, scores, by_length, costs) | dict(
       seconds_per_step=timer.seconds_per_step,
       seconds_of_last_session=round(time.monotonic() - began, 1))
-  write_json(path / SUMMARY, summary)
+  if processes.is_first():
+    write_json(path / SUMMARY, summary)
   return summary
 
 

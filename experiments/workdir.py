@@ -61,13 +61,19 @@ class Workdir:
     warnings: how the versions that made it differ from today's, one line each.
   """
 
-  def __init__(self, config: Config):
+  def __init__(self, config: Config, owned: bool = True):
     """Makes, checks and locks the directory before anything is computed.
+
+    owned=False is for the other processes of a run, which only read.
 
     Raises:
       UserError: it cannot be written to, is in use, is something else's, or another config's.
     """
     self.path = locate(config)
+    self.warnings: list[str] = []
+    if not owned:
+      self._lock = open(os.devnull, encoding='utf-8')
+      return
     try:
       self.path.mkdir(parents=True, exist_ok=True)
       self._refuse_strangers()

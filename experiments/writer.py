@@ -85,6 +85,16 @@ class MetricsFile:
     os.close(self._file)
 
 
+class NoFile:
+  """A MetricsFile that writes nothing, for all processes of a run but the first."""
+
+  def write(self, row: dict[str, Any]) -> None:
+    """Does nothing."""
+
+  def sync(self) -> None:
+    """Does nothing."""
+
+
 def _is_row_until(line: str, step: int) -> bool:
   try:
     return json.loads(line)['step'] <= step

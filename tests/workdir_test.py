@@ -41,7 +41,7 @@ def test_fields_without_effect_on_results_may_change(config):
   open_and_close(config)
   free = {name: FIELDS[name].default for name in FIELDS if FIELDS[name].metadata['free']}
   names = {'preset', 'workdir', 'checkpoint_every', 'keep_checkpoints', 'free_running', 'dry_run',
-           'mesh', 'tensorboard', 'profile_steps'}  # yapf: disable
+           'distributed', 'mesh', 'tensorboard', 'profile_steps'}  # yapf: disable
   assert set(free) == names
   other = dict(checkpoint_every=7, keep_checkpoints=5, preset='x', free_running=False)
   open_and_close(dataclasses.replace(config, **other))
