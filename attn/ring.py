@@ -46,9 +46,12 @@ class Ring(NamedTuple):
     return lax.axis_index(self.axis_name)
 
   def indexed(self, call: Call) -> Call:
-    """A device's call with places in the whole sequence, by which dropout counts."""
-    return call._replace(query_index=call.query_index + self.here * self.T,
-                         key_index=call.key_index + self.here * self.S)
+    """A device's call with places in the whole sequence, by which dropout and some biases go."""
+    query, key = self.here * self.T, self.here * self.S
+    if is_absolute(call.bias) and not self.placed:
+      call = call._replace(query_positions=call.query_positions + query,
+                           key_positions=call.key_positions + key)
+    return call._replace(query_index=call.query_index + query, key_index=call.key_index + key)
 
   def shift(self, tree: Any, by: int = 1, around: bool = True) -> Any:
     """Sends arrays to the device `by` places on; nothing, zeros, comes from beyond an end."""
@@ -76,8 +79,9 @@ def attend(call: Call,
   Returns:
     the state of this device's queries after the keys of all devices.
   """
-  if ring.size == 1:
-    return tiles.attend(call, spec, block_size, step_size)
+  if ring.size == 1 or 0 in call.lengths:
+    state = tiles.attend(call, spec, block_size, step_size)
+    return axes.vary_alike((state, call.query))[0]
   width = _near(call, spec, ring)
   if width is not None:
     return tiles.attend(*_with_neighbours(call, spec, ring, width), block_size, step_size)
@@ -142,10 +146,15 @@ def _with_neighbours(call: Call, spec: Spec, ring: Ring, width: tuple[int,
                        key_positions=places,
                        key_index=jnp.where(real, index, -1),
                        query_index=call.query_index + ring.here * ring.T)
-  if not (call.bias is None or checks.is_array(call.bias) or isinstance(call.bias, RELATIVE)):
+  if is_absolute(call.bias):
     call = call._replace(query_positions=call.query_positions + ring.here * ring.T,
                          key_positions=index)
   return _columns(call, ring), spec._replace(forget=True, padded=True)
+
+
+def is_absolute(bias: Any) -> bool:
+  """Whether a position bias may depend on more than distances."""
+  return not (bias is None or checks.is_array(bias) or isinstance(bias, RELATIVE))
 
 
 def _absolute(call: Call, ring: Ring) -> Call:
@@ -216,8 +225,8 @@ def _around(call: Call, spec: Spec, ring: Ring, block_size: int | None,
   inputs = tiles.Inputs(call.query, call.key, call.value, call.bias)
   moving = [name for name in ring.moving if getattr(call, name) is not None]
 
-  def look(call: Call) -> State:
-    return tiles.attend(_columns(call, ring), spec, block_size, step_size)
+  def look(call: Call, raw: bool = False) -> State:
+    return tiles.attend(_columns(call, ring), spec, block_size, step_size, raw=raw)
 
   def over(step: Any, start: Any, moved: dict[str, Any]) -> Any:
     """step(carry, keys here) for the keys of every device; what it adds to them comes home."""
@@ -236,7 +245,10 @@ def _around(call: Call, spec: Spec, ring: Ring, block_size: int | None,
   def forward(inputs: tiles.Inputs, call: Call) -> State:
     call = call._replace(**inputs._asdict())
     empty = softmax.empty(call.query.shape[:-1], call.value.shape[-1], axes.wide(call.query.dtype))
-    visit = lambda state, moved, extra: (softmax.merge(state, look(call._replace(**moved))), extra)
+
+    def visit(state: State, moved: dict[str, Any], extra: Any) -> tuple[State, Any]:
+      return softmax.merge(state, look(call._replace(**moved), raw=True)), extra
+
     return over(visit, (empty, ()), {name: getattr(call, name) for name in moving})[0]
 
   def backward(kept: Any, cotangents: State) -> tuple[tiles.Inputs, None]:

@@ -20,6 +20,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
+import numpy as np
 
 from attn import call as calls
 from attn import checks, softmax, sums, tiles
@@ -149,6 +150,9 @@ def sharded_attention(name: str,
       the axis' size.
   """
   dims = checks.check_qkv(query, key, value)
+  if axis_name not in mesh.shape:
+    raise ValueError(f'axis_name must be an axis of the mesh, {", ".join(mesh.shape)}; '
+                     f'got {axis_name!r}')
   size = mesh.shape[axis_name]
   for what, length in (('T', dims.T), ('S', dims.S)):
     if length % size:
@@ -224,6 +228,13 @@ def _prepare(name: str, query: ArrayLike, key: ArrayLike, value: ArrayLike, bias
     make = VARIANTS[name].pattern
     assert make is not None
     pattern = make(is_causal=is_causal, **options)
+  if ring.placed:  # what is not said counts through the whole sequence
+    own = lambda length: ring.here * length + np.arange(length, dtype=np.int32)
+    T, S = query.shape[-3], key.shape[-3]
+    if common['key_positions'] is None:
+      common = common | {'key_positions': own(S)}
+    elif common['query_positions'] is None and T == S:
+      common = common | {'query_positions': own(T)}
   dims, call, spec = calls.prepare(query, key, value, bias, mask, **common, pattern=pattern)
   if not size:
     return call, spec

@@ -51,7 +51,8 @@ def attend(call: Call,
            spec: Spec,
            block_size: int | None = None,
            step_size: int | None = None,
-           parts: Sequence[Part] | None = None) -> State:
+           parts: Sequence[Part] | None = None,
+           raw: bool = False) -> State:
   """The state of every query after the keys it may see, to be merged with others.
 
   Args:
@@ -62,11 +63,12 @@ def attend(call: Call,
     step_size: about so many logits at a time; what suits the platform if None. Only cost depends on
       it.
     parts: the pairs to visit; None for all that spec.visible lets see.
+    raw: whether the caller knows the gradient; then there is none here.
 
   Returns:
     the state [..., K, G, T] in float32 at least.
   """
-  state = _run(call, spec, block_size, step_size, parts)
+  state = _run(call, spec, block_size, step_size, parts, raw)
   return state._replace(weighted=_heads_first('weighted', state.weighted, spec))
 
 
@@ -83,8 +85,12 @@ def output(call: Call,
   return result.reshape(*lead, K * G, Hv).astype(call.query.dtype)
 
 
-def _run(call: Call, spec: Spec, block_size: int | None, step_size: int | None,
-         parts: Sequence[Part] | None) -> State:
+def _run(call: Call,
+         spec: Spec,
+         block_size: int | None,
+         step_size: int | None,
+         parts: Sequence[Part] | None,
+         raw: bool = False) -> State:
   """The state of every query, its weighted values as [..., T, K, G, Hv]."""
   T, S = call.lengths
   wide = axes.wide(call.query.dtype)
@@ -97,14 +103,15 @@ def _run(call: Call, spec: Spec, block_size: int | None, step_size: int | None,
   inputs = Inputs(_stored('query', call.query, spec), _stored('key', call.key, spec),
                   _stored('value', call.value, spec), call.bias)
   call = call._replace(**inputs._asdict())
-  top, total, weighted = _tiled(spec, loops)(inputs, call, steps)
+  forward, tiled = _tiled(spec, loops)
+  top, total, weighted = (forward if raw else tiled)(inputs, call, steps)
   weighted = lax.slice_in_dim(weighted, 0, T, axis=weighted.ndim + _first('weighted', spec))
   return State(lax.stop_gradient(top[..., :T]), total[..., :T], weighted)
 
 
 @functools.lru_cache(maxsize=256)
-def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan], ...]) -> Callable[..., State]:
-  """The function (inputs, call, steps of each loop) -> State.
+def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan], ...]) -> tuple[Callable[..., State], ...]:
+  """The function (inputs, call, steps of each loop) -> State, and the same with its gradient.
 
   The maximum and the sum stay apart, since log(sum) would be lost beside a large maximum. A step
   carries all it reads and is made once for a spec, so that a second call, jitted or not, finds the
@@ -192,7 +199,7 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan], ...]) -> Callable[..., St
   revisitors = tuple(functools.partial(revisit, *loop) for loop in loops)
   tiled = jax.custom_vjp(forward)
   tiled.defvjp(lambda *args: ((state := forward(*args)), (*args, state.max)), backward)
-  return tiled
+  return forward, tiled
 
 
 def _to_keys(x: Array, y: Array, wide: Any) -> Array:

@@ -133,8 +133,8 @@ def both(given: Case, size: int | None) -> tuple[jax.Array, dict[str, Any]]:
       what: x for what, x in (given.arrays | given.params).items() if all(
           jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(x))
   }
-  weights = jnp.asarray(
-      np.random.default_rng(9).standard_normal((B, T, N, H)), given.arrays['query'].dtype)
+  query = given.arrays['query']
+  weights = jnp.asarray(np.random.default_rng(9).standard_normal(query.shape), query.dtype)
 
   def loss(floats):
     arrays = given.arrays | {what: x for what, x in floats.items() if what in given.arrays}

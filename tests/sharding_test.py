@@ -1,5 +1,6 @@
 """Every variant over a mesh axis is the variant without one, and sends no more than it must."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -142,6 +143,9 @@ def test_what_does_not_fit_is_refused():
   cut = {name: jnp.zeros((B, 30, n, H)) for name, n in (('query', N), ('key', K), ('value', K))}
   refused(ValueError, 'T = 30 is no multiple of the 4 devices .* pad to 32', given=cut, window=2)
   refused(ValueError, 'name must be one of vanilla', name='lokal')
+  with pytest.raises(ValueError, match='axis_name must be an axis of the mesh, sequence; got .x.'):
+    sharding.sharded_attention('local', *(jnp.zeros((B, T, n, H)) for n in (N, K, K)), window=2,
+                               mesh=sharding_cases.mesh(2), axis_name='x')  # yapf: disable
   refused(TypeError, 'local has no option stride; its options are: window', stride=2)
   refused(TypeError, 'local needs option window')
   refused(ValueError, 'mask .* key axis', window=2, given=dict(mask=jnp.ones((B, 1, 1, 12), bool)))
@@ -182,3 +186,70 @@ def test_batch_and_heads_may_be_sharded_too():
                         **options))(query, key, value)
   wanted = attn.local_attention(*map(np.asarray, (query, key, value)), **options)
   tolerances.assert_close(output, wanted, tolerances.FORWARD['float32'])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Absolute:
+  """A position bias that is no function of distances."""
+  table: jax.Array
+
+  def __call__(self, query_positions, key_positions):
+    query, key = (jnp.asarray(x, jnp.float32) for x in (query_positions, key_positions))
+    query, key = query[..., None, :, None], key[..., None, None, :]
+    table = self.table.reshape((1,) * (query.ndim - 3) + (-1, 1, 1))
+    return table * jnp.cos(0.3 * query) + jnp.sin(0.2 * key) * table
+
+
+FLOATS = lambda *shape: jnp.asarray(np.random.default_rng(4).standard_normal(shape), jnp.float32)
+HEADS = dict(query=N, key=K, value=K)
+EDGES = {
+    'absolute bias': dict(bias=Absolute(FLOATS(N))),
+    'queries placed': dict(query_positions=np.arange(5, 5 + T)),
+    'keys placed': dict(key_positions=np.arange(T)[::-1].copy()),
+    'no tokens': {
+        name: jnp.zeros((B, 0, n, H)) for name, n in HEADS.items()
+    },
+    'a token each': {
+        name: FLOATS(B, 4, n, H) for name, n in HEADS.items()
+    },
+}
+
+
+@pytest.mark.parametrize('name', ['blockwise', 'local', 'strided', 'fixed', 'longformer'])
+@pytest.mark.parametrize('edge', list(EDGES))
+def test_edges(name, edge):
+  given = sharding_cases.case(name, 'plain', True, 'float32')
+  given = given._replace(arrays=given.arrays | EDGES[edge])
+  output, grads = sharding_cases.both(given, 4)
+  wanted, wanted_grads = sharding_cases.both(given, None)
+  tolerances.assert_close(output, wanted, tolerances.FORWARD['float32'])
+  for x, y in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted_grads), strict=True):
+    scale = max(1., float(np.abs(y).max(initial=0.)))
+    tolerances.assert_close(x / scale, y / scale, tolerances.GRADIENT['float32'])
+
+
+def test_keys_of_a_longer_sequence_when_only_queries_are_placed():
+  query, key, value = FLOATS(B, 8, N, H), FLOATS(B, T, K, H), FLOATS(B, T, K, H)
+  options = dict(query_positions=np.arange(T - 8, T), is_causal=True)
+  output = harness.jit(functools.partial(sharding.sharded_attention, 'blockwise',
+                                         mesh=sharding_cases.mesh(4), axis_name='sequence',
+                                         **options))(query, key, value)  # yapf: disable
+  tolerances.assert_close(output, attn.blockwise_attention(query, key, value, **options),
+                          tolerances.FORWARD['float32'])
+
+
+@pytest.mark.parametrize('name', ['blockwise', 'local'])
+def test_a_gradient_has_a_derivative(name):
+  given = sharding_cases.case(name, 'plain', True, 'float32')
+  query, key, value = (given.arrays[x] for x in ('query', 'key', 'value'))
+
+  def twice(attend):
+    loss = lambda query: jnp.sum(attend(query, key, value)**2)
+    return harness.jit(lambda query: jax.jvp(jax.grad(loss), (query,), (query,))[1])(query)
+
+  found = twice(functools.partial(sharding.sharded_attention, name, mesh=sharding_cases.mesh(4),
+                                  axis_name='sequence', **given.options))  # yapf: disable
+  wanted = twice(functools.partial(attn.VARIANTS[name].attention, **given.options))
+  scale = float(jnp.abs(wanted).max())
+  tolerances.assert_close(found / scale, wanted / scale, tolerances.GRADIENT['float32'])
