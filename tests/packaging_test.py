@@ -79,7 +79,7 @@ def test_wheel_needs_jax_and_numpy(wheel):
   always = {str(requirement) for requirement in requires if not requirement.marker}
   assert always == {'jax>=0.10', 'numpy>=2.0'}
   assert set(re.findall(r'^Provides-Extra: (.*)', metadata,
-                        re.M)) == {'experiments', 'test', 'dev', 'bench'}
+                        re.M)) == {'experiments', 'test', 'dev', 'bench', 'tpu-compile'}
   assert 'Requires-Python: >=3.11\n' in metadata
 
 
@@ -125,11 +125,14 @@ def test_checker_lets_pass_what_the_rules_allow(tmp_path):
   assert 'no longer a long file' in load_checker().check(tmp_path)[0]
 
 
+UNLOCKED = ('bench', 'tpu-compile')
+
+
 def direct_requirements():
-  """What setup.cfg asks for, extras included but for the benchmark's peers, which no lock holds."""
+  """What setup.cfg asks for, extras included but for those that no lock holds."""
   setup = configparser.ConfigParser(interpolation=None)
   setup.read(ROOT / 'setup.cfg')
-  extras = {k: v for k, v in setup['options.extras_require'].items() if k != 'bench'}
+  extras = {k: v for k, v in setup['options.extras_require'].items() if k not in UNLOCKED}
   lines = [setup['options']['install_requires'], *extras.values()]
   requirements = map(Requirement, '\n'.join(lines).split())
   return [requirement for requirement in requirements if requirement.name != 'attn']

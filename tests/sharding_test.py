@@ -2,8 +2,12 @@
 
 import dataclasses
 import functools
-import math
-import re
+import importlib.util
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
 
 import attn
 from attn import ring, sharding
@@ -15,6 +19,7 @@ import pytest
 from tests import harness
 from tests import sharding_cases
 from tests import tolerances
+from tests.collectives import sent
 from tests.sharding_cases import B, H, K, M, N, T
 
 CASES = [(one, size)
@@ -58,21 +63,6 @@ def compiled(name, size, length, gradient=False, params=None, **options):
   return jitted.lower(shape(N), shape(K), shape(K)).compile()
 
 
-def sent(program):
-  """(kind, numbers sent, pairs of devices) of each collective in a program."""
-  found = []
-  for line in program.as_text().splitlines():
-    match = re.search(r'= (.*?) (collective-permute|all-\w+|reduce-scatter)(-start)?\(', line)
-    if match:
-      shapes = re.findall(r'\w+\[([\d,]*)\]', match[1])
-      sizes = [math.prod(int(n) for n in shape.split(',') if n) for shape in shapes]
-      pairs = re.search(r'source_target_pairs=\{(.*?)\}\}?,', line)
-      pairs = [tuple(map(int, pair.split(','))) for pair in re.findall(r'(\d+,\d+)', pairs[1])
-              ] if pairs else []
-      found.append((match[2], max(sizes), pairs))
-  return found
-
-
 @pytest.mark.parametrize('gradient', [False, True])
 def test_a_window_talks_to_its_neighbours_alone(gradient):
   found = sent(compiled('local', 8, 32, gradient, window=5, is_causal=not gradient))
@@ -110,6 +100,24 @@ def test_a_ring_keeps_nothing_of_a_visit():
   small, large = (
       compiled('blockwise', size, 256, True, is_causal=True).memory_analysis() for size in (2, 8))
   assert large.temp_size_in_bytes < 1.3 * small.temp_size_in_bytes
+
+
+HAS_COMPILER = importlib.util.find_spec('libtpu') is not None
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason='needs the extra `tpu-compile`')
+def test_the_tpu_compiler_agrees():
+  root = str(Path(__file__).parents[1])
+  environment = os.environ | {'PYTHONPATH': root, 'XLA_FLAGS': ''}
+  command = [sys.executable, '-P', '-m', 'tests.tpu_programs']
+  out = subprocess.run(command, env=environment, text=True, capture_output=True, check=True).stdout
+  rows = [json.loads(line) for line in out.splitlines() if line.startswith('{')]
+  assert len(rows) == 2 * len({row['name'] for row in rows}) == 12
+  for row in rows:
+    assert set(row['sent']) == {'collective-permute'}, row
+    most = {'local': 128 * 8 * 64, 'performer': 8 * 128 * 64}.get(row['name'], 1024 * 8 * 64)
+    assert row['sent']['collective-permute'] <= most, row
+    assert row['neighbours'] or row['name'] != 'local', row
 
 
 @pytest.mark.parametrize('size', [2, 3, 8])
