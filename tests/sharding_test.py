@@ -261,3 +261,10 @@ def test_a_gradient_has_a_derivative(name):
   wanted = twice(functools.partial(attn.VARIANTS[name].attention, **given.options))
   scale = float(jnp.abs(wanted).max())
   tolerances.assert_close(found / scale, wanted / scale, tolerances.GRADIENT['float32'])
+
+
+def test_sums_of_small_features_are_not_lost_beside_none():
+  given = sharding_cases.case('performer', 'plain', True, 'float32')
+  given = given._replace(arrays=given.arrays | {'key': 8 * given.arrays['key']})
+  (output, _), (wanted, _) = (sharding_cases.both(given, size) for size in (4, None))
+  tolerances.assert_close(output, wanted, tolerances.PERFORMER_FACTOR * 2e-6)
