@@ -32,7 +32,8 @@ class Call(NamedTuple):
   key_index: ArrayLike  # [..., S], -1 for padding
   draw: dropout.Draw | None
   query_blocks: Array | None = None  # [..., K, G, T, r]: of Spec.block keys, seen beside `visible`
-  top: Array | None = None  # [..., K, G, T]: the maximum a state is relative to, if it is known
+  top: Array | None = None  # [..., K, G, T]: the maximum a state is relative to, if it is known,
+  total: Array | None = None  # [..., K, G, T]: and the sum of all keys; then both are
 
   @property
   def lengths(self) -> tuple[int, int]:
@@ -54,6 +55,7 @@ LETTERS = dict(query='KGTH',
                key_index='S',
                query_blocks='KGTR',
                top='KGT',
+               total='KGT',
                heads='KG')
 
 

@@ -252,8 +252,8 @@ def _around(call: Call, spec: Spec, ring: Ring, block_size: int | None,
     return over(visit, (empty, ()), {name: getattr(call, name) for name in moving})[0]
 
   def backward(kept: Any, cotangents: State) -> tuple[tiles.Inputs, None]:
-    inputs, call, top = kept
-    call = call._replace(**inputs._asdict(), top=top)
+    inputs, call, top, total = kept
+    call = call._replace(**inputs._asdict(), top=top, total=total)
     cotangents = cotangents._replace(max=jnp.zeros_like(top))
     goes = [name for name in inputs._fields if name in moving]
     stays = [name for name in inputs._fields if name not in moving]
@@ -263,7 +263,7 @@ def _around(call: Call, spec: Spec, ring: Ring, block_size: int | None,
       here = tiles.Inputs(*(getattr(there, name) for name in inputs._fields))
       _, pull = jax.vjp(lambda x: look(there._replace(**x._asdict())), here)
       (new,) = pull(cotangents)
-      add = lambda total, x: total if x.dtype == jax.dtypes.float0 else total + x
+      add = lambda total, x: total if x.dtype == jax.dtypes.float0 else total + x.astype(total.dtype)
       sums = lambda old, names: jax.tree.map(add, old, {name: getattr(new, name) for name in names})
       return sums(grads, stays), sums(extra, goes)
 
@@ -274,8 +274,9 @@ def _around(call: Call, spec: Spec, ring: Ring, block_size: int | None,
     return jax.tree.map(tiles.cotangent_of, tiles.Inputs(**grads, **extra), inputs), None
 
   around = jax.custom_vjp(forward)
-  around.defvjp(lambda inputs, call: ((state := forward(inputs, call)), (inputs, call, state.max)),
-                backward)
+  around.defvjp(
+      lambda inputs, call: ((state := forward(inputs, call)), (inputs, call, state.max, state.sum)),
+      backward)
   rest: Any = dict(query=None, key=None, value=None, bias=None)
   state = around(inputs, call._replace(**rest))
   return state._replace(max=lax.stop_gradient(state.max))

@@ -1,10 +1,12 @@
 """Exact softmax attention tile by tile: visit the key tiles a pattern can reach, merge, finish.
 
 Memory is O(T + S): the loop carries one state per query, and the backward pass computes each tile
-again instead of keeping it, from the maximum m alone: z = sum_s exp(l_s - m) and a = p v below.
+again instead of keeping it, from the maximum m and the sum z = sum_s exp(l_s - m) of each query. Of
+a = sum_s exp(l_s - m) v_s and z come da and dz; they are multiplied by z, since da is as much smaller
+than the gradient of a / z, and would underflow in a narrow dtype.
 
-    p = exp(l - m)       dl = p (da v^T + dz)
-    dv = p^T da          dq = dl k       dk = dl^T q
+    p = exp(l - m) / z   dl = p (z da v^T + z dz)
+    dv = p^T z da        dq = dl k       dk = dl^T q
 
 Which tiles are visited, and how many in a step, is said by `attn.layout`.
 
@@ -38,8 +40,17 @@ class Inputs(NamedTuple):
   bias: Any
 
 
-# The axes, after the leading ones, of every field of a Call, State or Inputs.
-_LETTERS = calls.LETTERS | dict(weighted='KGTH', max='KGT', sum='KGT')
+class Returned(NamedTuple):
+  """What each query brings to the backward pass: m, 1 / z, z dz and z da."""
+  max: Array
+  inverse: Array
+  sum: Array
+  weighted: Array
+
+
+# The axes, after the leading ones, of every field of a Call, State, Inputs or
+# Returned.
+_LETTERS = calls.LETTERS | dict(weighted='KGTH', max='KGT', sum='KGT', inverse='KGT')
 _PER_TOKEN = ('query_positions', 'key_positions', 'query_segments', 'key_segments', 'query_index',
               'key_index')
 # The loop keeps these as callers have them, T or S ahead of the heads, so that only tiles are
@@ -152,14 +163,14 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan], ...]) -> tuple[Callable[.
     return _over(visitors, loops, axes.vary_alike((state, call)), steps)[0]
 
   def revisit(rule: Spec, plan: Plan, carry: Any, number: Any) -> tuple[Any, None]:
-    grads, call, cotangents, steps = carry
+    grads, call, returned, steps = carry
     tile = plan.tile(steps, number)
 
     def look() -> Inputs:
       part, logits, factor = compute(rule, plan, call, tile)
-      top, dz, da = _cut(cotangents, tile, spec)
+      top, inverse, dz, da = _cut(returned, tile, spec)
       wide, narrow = logits.dtype, lambda x: x.astype(part.value.dtype)
-      p = jnp.exp(logits - softmax.finite(top)[..., None])
+      p = jnp.exp(logits - softmax.finite(top)[..., None]) * inverse[..., None]
       dp = softmax.grouped('...kth,...ksh->...kts', narrow(da), part.value, wide)
       weights, dp = (p, dp) if factor is None else (p * factor, dp * factor)
       dl = plan.hold(p * (dp + dz[..., None]), tile)
@@ -180,25 +191,28 @@ def _tiled(spec: Spec, loops: tuple[tuple[Spec, Plan], ...]) -> tuple[Callable[.
           bias=slices.add(grads.bias, parts.bias, _names('bias', grads.bias, spec), tile))
     else:
       new = new._replace(bias=jax.tree.map(jnp.add, grads.bias, parts.bias))
-    return (new, call, cotangents, steps), None
+    return (new, call, returned, steps), None
 
   def backward(kept: Any, cotangents: Any) -> tuple[Inputs, None, None]:
-    inputs, call, steps, top = kept
+    inputs, call, steps, top, total = kept
     if call.top is not None:  # so that of the state nothing is needed
-      top = call.top
-    cotangents = cotangents._replace(max=top)  # a constant to whoever merges the state
+      top, total = call.top, call.total
+    total = jnp.where(total > 0, total, jnp.ones_like(total))
+    _, dz, da = cotangents  # the maximum is a constant to whoever merges the state
+    returned = Returned(top, 1 / total, dz * total,
+                        da * _stored('weighted', total[..., None], spec))
     call = call._replace(**inputs._asdict())
     # A query that sees nothing may hold anything.
     blind = _stored('query', (top == softmax.HIDDEN)[..., None], spec)
     call = call._replace(query=jnp.where(blind, jnp.zeros_like(call.query), call.query))
     zeros = jax.tree.map(zeros_of, inputs)
-    grads = _over(revisitors, loops, axes.vary_alike((zeros, call, cotangents)), steps)[0]
+    grads = _over(revisitors, loops, axes.vary_alike((zeros, call, returned)), steps)[0]
     return jax.tree.map(cotangent_of, grads, inputs), None, None
 
   visitors = tuple(functools.partial(visit, *loop) for loop in loops)
   revisitors = tuple(functools.partial(revisit, *loop) for loop in loops)
   tiled = jax.custom_vjp(forward)
-  tiled.defvjp(lambda *args: ((state := forward(*args)), (*args, state.max)), backward)
+  tiled.defvjp(lambda *args: ((state := forward(*args)), (*args, state.max, state.sum)), backward)
   return forward, tiled
 
 

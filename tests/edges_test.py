@@ -214,3 +214,28 @@ def test_float64_in_steps_of_any_size(name, step_size):
     expected = jax.jit(jax.value_and_grad(dense, (0, 1, 2)))(*arrays)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), found,
                  expected)
+
+
+MANY = {
+    'vanilla': {}, 'blockwise': {}, 'local': {'window': 512}, 'strided': {'stride': 512},
+    'fixed': {'stride': 512}, 'longformer': {'window': 512, 'num_global': 8},
+}  # yapf: disable
+
+
+@pytest.mark.parametrize('sharded', [False, True], ids=['whole', 'sharded'])
+@pytest.mark.parametrize('name', list(MANY))
+def test_a_small_gradient_outlives_many_keys_in_float16(name, sharded):
+  """Of what comes back, a query's share of each key's is below float16's smallest number."""
+  arrays = [normal(1, 1024, n, 8, seed=n) / 8 for n in (2, 1, 1)]
+  attend = functools.partial(attn.VARIANTS[name].attention, **MANY[name])
+  if sharded:
+    mesh = jax.make_mesh((4,), ('sequence',), axis_types=(jax.sharding.AxisType.Auto,))
+    attend = functools.partial(attn.sharding.sharded_attention, name, mesh=mesh,
+                               axis_name='sequence', **MANY[name])  # yapf: disable
+
+  def gradient(dtype):
+    loss = lambda *x: jnp.sum(attend(*x).astype(jnp.float32)) * 2.**-17
+    return jit(jax.grad(loss, 2))(*(x.astype(dtype) for x in arrays)).astype(jnp.float32)
+
+  found, wanted = gradient(jnp.float16), gradient(jnp.float32)
+  assert jnp.linalg.norm(found - wanted) < .06 * jnp.linalg.norm(wanted)
