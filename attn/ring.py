@@ -263,7 +263,10 @@ def _around(call: Call, spec: Spec, ring: Ring, block_size: int | None,
       here = tiles.Inputs(*(getattr(there, name) for name in inputs._fields))
       _, pull = jax.vjp(lambda x: look(there._replace(**x._asdict())), here)
       (new,) = pull(cotangents)
-      add = lambda total, x: total if x.dtype == jax.dtypes.float0 else total + x.astype(total.dtype)
+
+      def add(total: Array, x: Array) -> Array:
+        return total if x.dtype == jax.dtypes.float0 else total + x.astype(total.dtype)
+
       sums = lambda old, names: jax.tree.map(add, old, {name: getattr(new, name) for name in names})
       return sums(grads, stays), sums(extra, goes)
 

@@ -1,9 +1,9 @@
 """Exact softmax attention tile by tile: visit the key tiles a pattern can reach, merge, finish.
 
 Memory is O(T + S): the loop carries one state per query, and the backward pass computes each tile
-again instead of keeping it, from the maximum m and the sum z = sum_s exp(l_s - m) of each query. Of
-a = sum_s exp(l_s - m) v_s and z come da and dz; they are multiplied by z, since da is as much smaller
-than the gradient of a / z, and would underflow in a narrow dtype.
+again instead of keeping it, from the maximum m and the sum z = sum_s exp(l_s - m) of each query.
+Of a = sum_s exp(l_s - m) v_s and z come da and dz; they are multiplied by z, since da is as much
+smaller than the gradient of a / z, and would underflow in a narrow dtype.
 
     p = exp(l - m) / z   dl = p (z da v^T + z dz)
     dv = p^T z da        dq = dl k       dk = dl^T q
