@@ -32,15 +32,26 @@ _RULES: dict[tuple[str, str], tuple[str | None, ...]] = {
 
 
 def make_mesh(config: Config) -> Mesh | None:
-  """The mesh of config.mesh over the first devices; None where it names none.
+  """The mesh of config.mesh over the first devices. Where it names none: of several processes all
+  devices along data, of one process None.
 
   Raises:
-    ValueError: there are too few devices.
+    ValueError: there are too few devices; or several processes have devices that it leaves out, or
+      that cannot share a batch.
   """
-  sizes = config.mesh_axes
-  if not sizes:
+  sizes, devices, several = config.mesh_axes, jax.devices(), jax.process_count() > 1
+  if not sizes and not several:
     return None
-  number, devices = math.prod(sizes.values()), jax.devices()
+  if not sizes and config.batch_size % len(devices):
+    raise ValueError(f'mesh must say how {jax.process_count()} processes share a run, as data:2: '
+                     f'batch_size={config.batch_size} is no multiple of their {len(devices)} '
+                     'devices')
+  sizes = sizes or {'data': len(devices)}
+  number = math.prod(sizes.values())
+  if several and number < len(devices):
+    raise ValueError(
+        f'mesh={config.mesh} uses {number} devices; the {jax.process_count()} processes '
+        f'have {len(devices)}, and all must be used')
   if number > len(devices):
     raise ValueError(f'mesh={config.mesh} needs {number} devices; there are {len(devices)}. On CPU '
                      f'XLA_FLAGS=--xla_force_host_platform_device_count={number} makes as many')

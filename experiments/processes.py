@@ -5,17 +5,19 @@ one writes what is no array; checkpoints are written by all.
 """
 
 import os
-from typing import Any
+from typing import Any, Callable
 
 import jax
 from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.config import UserError
 
 _HEARTBEAT = 30  # seconds without a sign of a process after which the others end
-# Who says that there are several processes, and how many: launchers that JAX knows.
-_COUNTS = ('JAX_NUM_PROCESSES', 'SLURM_NTASKS', 'OMPI_COMM_WORLD_SIZE')
+# Who says that there are several processes, and how many: launchers that JAX knows. A batch script
+# of Slurm has SLURM_NTASKS too, and is one process.
+_COUNTS = ('JAX_NUM_PROCESSES', 'SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
 
 
 def join(mode: str) -> None:
@@ -54,6 +56,26 @@ def any_of(flag: bool) -> bool:
   if jax.process_count() == 1:
     return flag
   return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def any_of_late(ask: Callable[[], bool]) -> Callable[[], bool]:
+  """Whether ask() was true of any process when this was last called, so that nothing is waited for
+  between two steps; of a single process, ask itself. All of them must call it alike.
+  """
+  if jax.process_count() == 1:
+    return ask
+  mesh = jax.make_mesh((jax.device_count(),), ('all',), axis_types=(jax.sharding.AxisType.Auto,))
+  anyone = jax.jit(jnp.any, out_shardings=jax.NamedSharding(mesh, jax.P()))
+  known: jax.Array | None = None
+
+  def late() -> bool:
+    nonlocal known
+    here = np.full(jax.local_device_count(), ask())
+    flags = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, jax.P('all')), here)
+    known, before = anyone(flags), known
+    return before is not None and bool(before)
+
+  return late
 
 
 def whole(x: jax.Array) -> Any:

@@ -8,6 +8,8 @@ from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: it
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
+from experiments.writer import naming
+
 
 class TensorBoard:
   """A copy of metrics.jsonl that TensorBoard reads, made anew by each session of a run.
@@ -17,10 +19,12 @@ class TensorBoard:
   """
 
   def __init__(self, directory: Path):
-    directory.mkdir(exist_ok=True)
-    for old in directory.glob('events.out.tfevents.*'):
-      old.unlink()
-    self._writer = EventsWriter(str(directory / 'events'))
+    self._directory = directory
+    with naming(directory):
+      directory.mkdir(exist_ok=True)
+      for old in directory.glob('events.out.tfevents.*'):
+        old.unlink()
+      self._writer = EventsWriter(str(directory / 'events'))
 
   def write(self, row: dict[str, Any]) -> None:
     """Adds a row of metrics.jsonl; a number in a group, as a baseline, is named group/name.
@@ -36,8 +40,9 @@ class TensorBoard:
         values[name] = value
     summary = Summary(
         value=[Summary.Value(tag=tag, simple_value=float(value)) for tag, value in values.items()])
-    self._writer.write_event(Event(wall_time=time.time(), step=row['step'], summary=summary))
-    self._writer.flush()
+    with naming(self._directory):
+      self._writer.write_event(Event(wall_time=time.time(), step=row['step'], summary=summary))
+      self._writer.flush()
 
   def close(self) -> None:
     """Closes the file."""

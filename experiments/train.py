@@ -29,7 +29,7 @@ from experiments.profiling import Profiler
 from experiments.report import Report, warn
 from experiments.step import init_state, State
 from experiments.tasks import at_length, make_task, Task
-from experiments.workdir import CHECKPOINTS, Workdir
+from experiments.workdir import Borrowed, CHECKPOINTS, Workdir
 from experiments.writer import MetricsFile, NoFile, write_json
 
 PROGRAM = 'python -m experiments.train'
@@ -132,14 +132,18 @@ def train(config: Config) -> int:
         raise CheckpointError(f'{error}. {_kept(workdir.path / CHECKPOINTS)}') from error
     else:
       report.say('this run has ended; its result:')
-      with _metrics(config, workdir.path, summary['step']):
-        pass  # for TensorBoard, which may be asked for now
+      if config.tensorboard:  # which may be asked for only now
+        with _metrics(config, workdir.path, summary['step']):
+          pass
+      if config.profiled:
+        warn(f'profile_steps={config.profile_steps}: nothing is left to trace; give another '
+             '--workdir')
     if summary is not None:
       report.result(summary, workdir.path)
   return 128 + stop.signal if summary is None and stop.signal == signal.SIGINT else 0
 
 
-def _open_workdir(config: Config) -> Workdir:
+def _open_workdir(config: Config) -> Borrowed:
   """The workdir, which the first process has; the others read it.
 
   Raises:
@@ -153,14 +157,16 @@ def _open_workdir(config: Config) -> Workdir:
       failure = error
   if processes.any_of(failure is not None):
     raise failure or UserError('the first process cannot use the workdir; see what it says')
-  return workdir or Workdir(config, owned=False)
+  return workdir or Borrowed(config)
 
 
 def _kept(checkpoints: Path) -> str:
   """What a run that could not go on can go on from."""
   steps = [int(path.name) for path in checkpoints.glob('*') if path.name.isdecimal()]
-  return ('It has no checkpoint yet' if not steps else
-          f'Its checkpoint of step {max(steps)} is whole; the same command goes on from there')
+  return (
+      'It has no checkpoint yet' if not steps else
+      f'Its newest checkpoint is of step {max(steps)}; the same command goes on from the newest '
+      'that is whole')
 
 
 @contextlib.contextmanager
@@ -195,7 +201,7 @@ def _profiled(config: Config, workdir: Path, report: Report, train_step: Step,
     warn(f'profile_steps={config.profile_steps} were not all trained in this session')
 
 
-def _run(experiment: Experiment, workdir: Workdir, report: Report,
+def _run(experiment: Experiment, workdir: Borrowed, report: Report,
          stop: Stop) -> dict[str, Any] | None:
   """Trains to the end and returns the summary it wrote, or None if stopped before."""
   config, task, longer, model, abstract, mesh = experiment
@@ -217,7 +223,7 @@ def _run(experiment: Experiment, workdir: Workdir, report: Report,
                                  make_evaluate(config, task, model, mesh),
                                  metrics_file,
                                  checkpoints,
-                                 should_stop=lambda: processes.any_of(stop()),
+                                 should_stop=processes.any_of_late(stop),
                                  report=timer.around(progress))
     checkpoints.wait()
   if scores is None:

@@ -53,27 +53,46 @@ def locate(config: Config) -> Path:
   return Path('runs', '-'.join((config.task, config.model, *variants, digest))).absolute()
 
 
-class Workdir:
-  """A directory that this process alone writes to until close().
+class Borrowed:
+  """The directory of a run that another process has; this one only reads.
 
   Attributes:
     path: the directory.
     warnings: how the versions that made it differ from today's, one line each.
   """
 
-  def __init__(self, config: Config, owned: bool = True):
-    """Makes, checks and locks the directory before anything is computed.
+  def __init__(self, config: Config):
+    self.path = locate(config)
+    self.warnings: list[str] = []
 
-    owned=False is for the other processes of a run, which only read.
+  def read_json(self, name: str) -> dict[str, Any] | None:
+    """A record of this directory, or None if it has none.
+
+    Raises:
+      UserError: it is not JSON.
+    """
+    path = self.path / name
+    try:
+      return json.loads(path.read_text(encoding='utf-8'))
+    except FileNotFoundError:
+      return None
+    except ValueError:
+      raise _damaged(path) from None
+
+  def close(self) -> None:
+    """Has nothing to let go of."""
+
+
+class Workdir(Borrowed):
+  """A directory that this process alone writes to until close()."""
+
+  def __init__(self, config: Config):
+    """Makes, checks and locks the directory before anything is computed.
 
     Raises:
       UserError: it cannot be written to, is in use, is something else's, or another config's.
     """
-    self.path = locate(config)
-    self.warnings: list[str] = []
-    if not owned:
-      self._lock = open(os.devnull, encoding='utf-8')
-      return
+    super().__init__(config)
     try:
       self.path.mkdir(parents=True, exist_ok=True)
       self._refuse_strangers()
@@ -125,20 +144,6 @@ class Workdir:
         for name, value in now.items()
         if then.get(name) != value
     ]
-
-  def read_json(self, name: str) -> dict[str, Any] | None:
-    """A record of this directory, or None if it has none.
-
-    Raises:
-      UserError: it is not JSON.
-    """
-    path = self.path / name
-    try:
-      return json.loads(path.read_text(encoding='utf-8'))
-    except FileNotFoundError:
-      return None
-    except ValueError:
-      raise _damaged(path) from None
 
   def close(self) -> None:
     """Lets another process in."""

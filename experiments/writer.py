@@ -29,7 +29,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def _replace(path: Path, text: str) -> None:
   temporary = path.with_name(path.name + '.tmp')
-  with _naming(path):
+  with naming(path):
     with open(temporary, 'w', encoding='utf-8') as file:
       file.write(text)
       file.flush()
@@ -38,7 +38,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
   """Says of what goes wrong inside which file it is about; a full disk does not."""
   try:
     yield
@@ -70,7 +70,7 @@ class MetricsFile:
       OSError: it could not be written as a whole.
     """
     data = (to_json(row) + '\n').encode()
-    with _naming(self._path):
+    with naming(self._path):
       if os.write(self._file, data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if self._mirror is not None:
@@ -78,7 +78,7 @@ class MetricsFile:
 
   def sync(self) -> None:
     """Waits until the rows are on the disk: before a checkpoint that builds on them."""
-    with _naming(self._path):
+    with naming(self._path):
       os.fsync(self._file)
 
   def close(self) -> None:

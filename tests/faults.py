@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.kill_resume import digests, last_step
 
@@ -82,9 +82,8 @@ class Bench:
       raise SystemExit(f'the run without a fault failed: {said}')
     self.wanted = digests(whole)
     self.half = directory / 'half'
-    process = self.start(self.half)
-    while not (self.half / 'checkpoints' / '20').exists():
-      time.sleep(0.001)
+    process = self.start(self.half, '--keep_checkpoints=9')  # so that 15 stays beside 20
+    until(process, (self.half / 'checkpoints' / '20').exists)
     process.kill()
     process.communicate()
     for other in self.half.glob('checkpoints/*'):
@@ -150,6 +149,18 @@ class Bench:
     return Outcome(remarks(seen + said), (*statuses, status), whole, resumed)
 
 
+def until(process: subprocess.Popen, condition: Callable[[], Any]) -> None:
+  """Waits until a run has come so far.
+
+  Raises:
+    Broken: it ended before.
+  """
+  while not condition():
+    if process.poll() is not None:
+      raise Broken(f'the run ended: {process.communicate()[0]}')
+    time.sleep(0.0005)
+
+
 def newest(workdir: Path) -> int:
   """The step of the newest checkpoint that orbax has given its name."""
   return max((int(path.name) for path in workdir.glob('checkpoints/*') if path.name.isdecimal()),
@@ -204,10 +215,7 @@ def kills_in_a_save(bench: Bench, kills: int) -> Outcome:
       workdir, saved = bench.new(), 0
     old = set(workdir.glob('checkpoints/*'))
     process = bench.start(workdir)
-    while not {path for path in workdir.glob('checkpoints/*-tmp*') if path not in old}:
-      if process.poll() is not None:
-        raise Broken(f'the run ended: {process.communicate()[0]}')
-      time.sleep(0.0005)
+    until(process, lambda: set(workdir.glob('checkpoints/*-tmp*')) - old)
     time.sleep(rng.uniform(0, 0.05))
     process.kill()
     said = process.communicate()[0]
@@ -225,8 +233,7 @@ def signalled(number: int) -> Callable[[Bench], Outcome]:
   def fault(bench: Bench) -> Outcome:
     workdir = bench.new()
     process = bench.start(workdir)
-    while last_step(workdir) < 12:
-      time.sleep(0.001)
+    until(process, lambda: last_step(workdir) >= 12)
     process.send_signal(number)
     said = process.communicate()[0]
     return bench.outcome(workdir, said, process.returncode, whole=last_step(workdir))
@@ -284,8 +291,7 @@ def two_writers(bench: Bench) -> Outcome:
   """A second process on a workdir that is in use."""
   workdir = bench.new()
   first = bench.start(workdir)
-  while last_step(workdir) < 1:
-    time.sleep(0.001)
+  until(first, lambda: last_step(workdir) >= 1)
   first.send_signal(signal.SIGSTOP)
   status, said = bench.ended(workdir)
   first.send_signal(signal.SIGCONT)

@@ -21,7 +21,7 @@ def bench(tmp_path_factory):
     ('deleted metadata', 'checkpoint of step 20 is damaged'),
     ('foreign directory', ''),
     ('torn metrics line', ''),
-    ('disk full', 'No space left on device.*checkpoint of step 20 is whole'),
+    ('disk full', 'No space left on device.*newest checkpoint is of step 20'),
     ('read-only workdir', 'cannot be written to: Read-only file system'),
     ('read-only checkpoints', 'cannot be written to: Read-only file system'),
     ('another config', 'learning_rate=0.003 there, 0.001 now'),

@@ -1,5 +1,6 @@
 """Training on a mesh is training on one device, and a run goes on where another layout left it."""
 
+import dataclasses
 import json
 
 import jax
@@ -48,6 +49,17 @@ def test_a_run_goes_on_on_another_layout(tmp_path):
   for name in ('summary.json', 'checkpoints/6'):  # so that it goes on from step 3
     (half / name).rename(tmp_path / name.replace('/', '-'))
   assert_same(trained(half, *options, '--mesh=sequence:8'), wanted)
+
+
+def test_processes_share_a_run_or_are_refused(monkeypatch):
+  config = Config(task='copy', batch_size=64)
+  assert placement.make_mesh(config) is None  # alone
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  assert placement.make_mesh(config).shape['data'] == 8
+  with pytest.raises(ValueError, match='batch_size=60 is no multiple of their 8 devices'):
+    placement.make_mesh(dataclasses.replace(config, batch_size=60))
+  with pytest.raises(ValueError, match='mesh=data:4 uses 4 devices; the 2 processes have 8'):
+    placement.make_mesh(dataclasses.replace(config, mesh='data:4'))
 
 
 def test_every_device_keeps_its_part():

@@ -16,6 +16,7 @@ import pytest
 from tests.kill_resume import last_step
 from tests.placement_test import assert_same, SMALL, trained
 
+MESH = '--mesh=data:2,sequence:2'
 OPTIONS = ('--task=copy', '--length=7', '--attention=local', '--window=3', '--nofree_running',
            '--eval_every=0', '--steps=12')  # yapf: disable
 
@@ -32,7 +33,7 @@ def start(workdir, *options):
       'JAX_NUM_PROCESSES': '2'
   }
   command = [sys.executable, '-P', '-m', 'experiments.train', *SMALL, *OPTIONS, *options,
-             '--mesh=data:2,sequence:2', f'--workdir={workdir}']  # yapf: disable
+             f'--workdir={workdir}']  # yapf: disable
   return [subprocess.Popen(command, env=environment | {'JAX_PROCESS_ID': str(i)}, text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
           for i in range(2)]  # yapf: disable
@@ -47,7 +48,7 @@ def ended(pair):
 def test_two_processes_are_one_run_through_a_signal_and_a_death(tmp_path):
   wanted = trained(tmp_path / 'one', *OPTIONS)
   workdir = tmp_path / 'two'
-  pair = start(workdir, '--checkpoint_every=1')
+  pair = start(workdir, MESH, '--checkpoint_every=1')
   while last_step(workdir) < 4:
     assert pair[0].poll() is None and pair[1].poll() is None, ended(pair)
     time.sleep(0.01)
@@ -57,16 +58,16 @@ def test_two_processes_are_one_run_through_a_signal_and_a_death(tmp_path):
   assert 'stopped and saved at step' in said[0][0] and not said[1][0], 'the first one speaks'
   stopped = last_step(workdir)
   assert (workdir / 'checkpoints' / str(stopped)).is_dir() and stopped < 12
-  pair = start(workdir, '--checkpoint_every=1')
+  pair = start(workdir, MESH, '--checkpoint_every=1')
   while last_step(workdir) < stopped + 2:
     assert pair[0].poll() is None and pair[1].poll() is None, ended(pair)
     time.sleep(0.01)
   for process in pair:
     process.kill()
   ended(pair)
-  status, said = ended(start(workdir))
+  status, said = ended(start(workdir))  # all devices along data
   assert status == [0, 0] and 'resumed at step' in said[0][0], said
-  rows = trained(workdir, *OPTIONS, '--mesh=data:2,sequence:2')  # which has ended
+  rows = trained(workdir, *OPTIONS, MESH)  # which has ended
   assert_same(rows, wanted)
 
 
@@ -79,9 +80,12 @@ def test_a_workdir_that_the_first_cannot_have_ends_both(tmp_path):
 
 
 def test_who_cannot_be_joined_is_told(monkeypatch):
-  for name in ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'SLURM_NTASKS'):
+  for name in ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID',
+               'SLURM_STEP_NUM_TASKS'):
     monkeypatch.delenv(name, raising=False)
   processes.join('off')
   processes.join('auto')  # alone
+  monkeypatch.setenv('SLURM_NTASKS', '2')  # as a batch script has, which is one process
+  processes.join('auto')
   with pytest.raises(UserError, match='distributed=on: .* set JAX_COORDINATOR_ADDRESS=HOST:PORT'):
     processes.join('on')

@@ -27,6 +27,8 @@ def test_steps_that_are_past_are_told(tmp_path, capsys):
   (tmp_path / 'summary.json').unlink()
   assert trained(tmp_path, '--profile_steps=4:6') == 0
   assert 'were not all trained in this session' in capsys.readouterr().err
+  assert trained(tmp_path, '--profile_steps=4:6') == 0  # which has ended
+  assert 'profile_steps=4:6: nothing is left to trace' in capsys.readouterr().err
   assert not (tmp_path / 'profile').exists()
 
 

@@ -4,9 +4,11 @@ import json
 import shutil
 import struct
 
+from experiments import train
+from experiments.tensorboard import TensorBoard
+import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from experiments import train
 from tests.faults import OPTIONS
 
 
@@ -56,3 +58,18 @@ def test_each_step_is_there_once_after_a_kill(tmp_path):
   assert train.main(command) == 0
   assert_same(tmp_path)
   assert scalars(tmp_path / 'tensorboard') == left
+
+
+def test_what_cannot_be_written_is_named(tmp_path, monkeypatch):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(OSError, match='File exists.*/file'):
+    TensorBoard(tmp_path / 'file')
+  writer = TensorBoard(tmp_path / 'events')
+
+  def full(event):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(writer._writer, 'write_event', full)
+  with pytest.raises(OSError, match='No space left on device.*/events'):
+    writer.write({'step': 1, 'loss': 1.})
+  writer.close()
