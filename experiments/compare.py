@@ -55,7 +55,7 @@ def _start(cell: Cell, place: int, workers: int) -> Running:
   cores = sorted(os.sched_getaffinity(0)) if sys.platform == 'linux' else []
   own = cores[place * len(cores) // workers:(place + 1) * len(cores) // workers] or cores
   command = [sys.executable, '-P', '-m', 'experiments.worker', ','.join(map(str, own)) or '-',
-             str(os.getpid()), *sweep.arguments(cell)]  # yapf: disable
+             str(os.getpid()), *sweep.arguments(cell), '--distributed=off']  # yapf: disable
   root = str(Path(__file__).parents[1])
   path = os.pathsep.join(filter(None, (root, os.environ.get('PYTHONPATH'))))
   with open(_log(cell), 'w', encoding='utf-8') as log:
@@ -151,11 +151,11 @@ def compare(request: Request) -> int:
   jax.config.update('jax_platforms', 'cpu')  # other devices are for the runs
   rate = matmul_rate('float32') if left and not request.report_only else 1.
   seconds = {cell.path: sweep.guess_seconds(cell, rate) for cell in left}
+  stop = Stop()
   _say_plan(plan, left, sum(seconds.values()) / request.workers, request)
   if request.dry_run:
     return 0
   request.directory.mkdir(parents=True, exist_ok=True)
-  stop = Stop()
   if not request.report_only:
     run(plan.cells, request.workers, Progress(len(left), sum(seconds.values())), seconds, stop)
   failures = [cell for cell in plan.cells if not cell.is_done and _failure(cell).exists()]

@@ -150,6 +150,8 @@ def parse(argv: Sequence[str]) -> Request | None:
           'seed': 'seeds',
           'task': 'tasks'
       }[name])
+  if 'distributed' in given and own['cell'] is None:
+    raise UserError('--distributed is for one run; here it needs --cell')
   present = {name for name in _OWN if values[name].present}
   blocks = _preset_blocks(own, present, given) if own['preset'] else _own_blocks(own, given)
   directory = Path(own['directory']).expanduser() if own['directory'] else _directory(blocks)

@@ -63,6 +63,7 @@ def test_what_is_not_defined_is_left_out_with_its_reason(tmp_path):
     (('--tasks=copy', '--grid=steps:3,x'), 'values of steps are of type int'),
     (('--tasks=copy', '--grid=steps:3', '--steps=4'), '--steps is given twice'),
     (('--tasks=copy', '--seed=3'), '--seed is for one run; here it is --seeds'),
+    (('--tasks=copy', '--distributed=on'), '--distributed is for one run; here it needs --cell'),
     (('--tasks=copy', '--workdir=x'), 'here it is --directory'),
     (('--tasks=copy', '--preset=quick'), '--tasks and --preset are both given'),
     (('--preset=fast',), 'preset=fast is not one of: quick, anchors'),
@@ -236,7 +237,12 @@ def test_a_report_of_nothing_says_so(tmp_path, capsys):
 
 
 def command(tmp_path, *options):
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[1])}
+  environment = os.environ | {
+      'JAX_PLATFORMS': 'cpu',
+      'PYTHONPATH': str(Path(__file__).parents[1]),
+      'XLA_FLAGS': '--xla_backend_optimization_level=0',
+      'JAX_NUM_PROCESSES': '2'  # which is not of the comparison's own runs
+  }
   return subprocess.Popen([sys.executable, '-P', '-m', 'experiments.compare', *SMALL, *options,
                            f'--directory={tmp_path}'], env=environment, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True)  # yapf: disable
@@ -245,7 +251,7 @@ def command(tmp_path, *options):
 def test_a_comparison_survives_being_killed_stopped_and_a_run_that_fails(tmp_path):
   """The second run cannot stay finite; the first is killed, then stopped, then ends."""
   options = ('--tasks=copy', '--seeds=1', '--vary=learning_rate:1e-3,1e30', '--clip_norm=0',
-             '--nofree_running', '--steps=400')  # yapf: disable
+             '--nofree_running', '--steps=100')  # yapf: disable
   cells = plan(tmp_path, *SMALL, *options).cells
   first = next(cell for cell in cells if dict(cell.vary)['learning_rate'] == 1e-3)
 
@@ -263,6 +269,8 @@ def test_a_comparison_survives_being_killed_stopped_and_a_run_that_fails(tmp_pat
   process.kill()  # which ends its worker too, when that has saved
   process.communicate()
   process = command(tmp_path, *options)
+  while '2 runs' not in process.stdout.readline():  # from here on it heeds signals
+    pass
   reached = wait_for_step(reached + 2)
   process.send_signal(signal.SIGTERM)
   out, err = process.communicate(timeout=120)
@@ -274,7 +282,7 @@ def test_a_comparison_survives_being_killed_stopped_and_a_run_that_fails(tmp_pat
   report = (tmp_path / 'report.md').read_text()
   assert re.search(r'failed: copy-vanilla-learning_rate=1e\+30-s0: exit status 1: .*not finite',
                    report)
-  assert json.loads((first.path / 'summary.json').read_text())['step'] == 400
+  assert json.loads((first.path / 'summary.json').read_text())['step'] == 100
 
 
 def test_one_cell_runs_alone_as_in_a_job_array(tmp_path, monkeypatch):

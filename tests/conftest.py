@@ -1,15 +1,18 @@
 """Sets jax up for the tests, before anything imports it.
 
 Eight virtual CPU devices, so that sharding is tested wherever the tests run; strict promotion, so
-that no test passes because jax quietly widened a dtype or a rank; no compile cache between runs.
-Most of a test is compilation of a program that runs on a few numbers, so the compiler is told not
-to try hard, in the programs that tests start too.
+that no test passes because jax quietly widened a dtype or a rank. Most of a test is compilation of
+a program that runs on a few numbers, so the compiler is told not to try hard, in the programs that
+tests start too, and all of them share what they compiled: in a directory of this run alone.
 """
 
+import atexit
 import gc
 import importlib.metadata
 import os
 from pathlib import Path
+import shutil
+import tempfile
 
 FLAGS = ['--xla_force_host_platform_device_count=8', '--xla_backend_optimization_level=0']
 if importlib.metadata.version('jax').startswith('0.10.'):
@@ -17,7 +20,12 @@ if importlib.metadata.version('jax').startswith('0.10.'):
 MAPS = Path('/proc/self/maps')
 os.environ['XLA_FLAGS'] = ' '.join([os.environ.get('XLA_FLAGS', ''), *FLAGS]).strip()
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
+if 'PYTEST_XDIST_WORKER' not in os.environ:
+  programs = tempfile.mkdtemp()
+  atexit.register(shutil.rmtree, programs)
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = programs
+  os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'true'
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 os.environ.pop('JAX_ENABLE_X64', None)
 
 import jax  # noqa: E402

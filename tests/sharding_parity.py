@@ -10,6 +10,7 @@ largest entry. Fails where a difference exceeds the tolerance of the tests.
 import contextlib
 import sys
 
+from tests import conftest  # noqa: F401, has as many devices
 import jax
 import numpy as np
 
