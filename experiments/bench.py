@@ -18,6 +18,7 @@ from experiments import bench_grid
 from experiments import bench_plot
 from experiments import bench_report
 from experiments import bench_torch
+from experiments import bench_tpu
 from experiments.bench_contenders import DIRECTIONS
 from experiments.config import UserError
 from experiments.flags import read
@@ -25,6 +26,7 @@ from experiments.flags import read
 PROGRAM = 'python -m experiments.bench'
 DTYPES = ('float32', 'bfloat16')
 LENGTHS = '1024,2048,4096,8192,16384,32768'
+TPU_LENGTHS = '1024,16384,65536,262144,1048576'
 SHORT: dict[str, Any] = dict(lengths=['512', '1024', '2048'], dtypes=['float32'], rounds=3)
 # What each part reads; a flag that no part reads is refused.
 _GRID = {
@@ -34,15 +36,16 @@ READS = {
     'grid': _GRID,
     'claims': {'rounds'},
     'decode': {'rounds', 'variants'},
-    'extremes': {'memory_gb'}
+    'extremes': {'memory_gb'},
+    'tpu': {'batch', 'heads', 'head_dim', 'lengths', 'variants'}
 }
 _HELP = f"""\
 usage: {PROGRAM} [--option=value ...]
 
 Times attention variants and their peers over lengths, forward and with gradients, then the pairs of
-ours and a peer that have a target. --short, --claims, --decode and --extremes do only what they
-say. Writes bench.json, bench.csv, bench.md, bench_time.png and bench_memory.png, replacing earlier
-ones.
+ours and a peer that have a target. --short, --claims, --decode, --extremes and --tpu do only what
+they say. Writes bench.json, bench.csv, bench.md, bench_time.png and bench_memory.png, for --tpu
+bench_tpu_time.png and bench_tpu_memory.png, replacing earlier ones.
 """
 
 
@@ -64,6 +67,12 @@ def define() -> flags.FlagValues:
                        False,
                        'only compile times, and memory and gradients at great lengths',
                        flag_values=values)
+  flags.DEFINE_enum('tpu',
+                    None,
+                    list(bench_tpu.CHIPS),
+                    'only what the TPU compiler says of this chip, which nobody needs to have: '
+                    'memory, least time and longest length of the causal variants',
+                    flag_values=values)
   flags.DEFINE_string('out', 'bench', 'the folder to write to', flag_values=values)
   flags.DEFINE_list('variants', list(attn.VARIANTS), 'which of ours', flag_values=values)
   flags.DEFINE_boolean('peers',
@@ -85,7 +94,7 @@ def define() -> flags.FlagValues:
 
 
 class Request(NamedTuple):
-  """A command line that makes sense. parts: which of grid, claims, decode and extremes run."""
+  """A command line that makes sense. parts: which of grid, claims, decode, extremes and tpu run."""
   parts: tuple[str, ...]
   short: bool
   out: str
@@ -98,6 +107,7 @@ class Request(NamedTuple):
   head_dim: int
   memory_gb: float
   peers: bool
+  tpu: str | None
 
 
 def parse(argv: Sequence[str]) -> Request | None:
@@ -116,10 +126,12 @@ def parse(argv: Sequence[str]) -> Request | None:
     return None
   if given['short']:
     given |= {name: SHORT[name] for name in SHORT if not flag_values[name].present}
-  alone = [name for name in ('claims', 'decode', 'extremes') if given[name]]
+  alone = [name for name in ('claims', 'decode', 'extremes', 'tpu') if given[name]]
   parts = alone or (['grid'] if given['short'] or not given['peers'] else ['grid', 'claims'])
   if given['short'] and alone:
     raise UserError(f'--short is about the grid, which --{alone[0]} leaves out; give one of them')
+  if given['tpu'] and not flag_values['lengths'].present:
+    given['lengths'] = TPU_LENGTHS.split(',')
   in_use = set().union(*(READS[part] for part in parts))
   for name in sorted(_GRID - in_use):
     if flag_values[name].present:
@@ -185,14 +197,17 @@ def run(request: Request, arguments: Sequence[str]) -> int:
     result['decode'] = bench_decode.run(request.rounds, request.variants)
   if 'extremes' in request.parts:
     result['extremes'] = bench_extremes.run(1e9 * request.memory_gb)
+  if request.tpu:
+    sizes = request.batch, request.heads, request.head_dim
+    result['tpu'] = bench_tpu.run(request.tpu, request.lengths, request.variants, *sizes)
   bench_report.write(result, folder)
   print(bench_report.markdown(result))
   files = ['bench.json', 'bench.csv', 'bench.md']
-  if 'grid' in result:
-    files += [path.name for path in bench_plot.draw(result, folder)]
+  files += [path.name for path in bench_plot.draw(result, folder)]
   print(f'everything is in {folder}: {", ".join(files)}')
   grid = result.get('grid', dict(cells=[], errors=[]))
   failed = [c for c in grid['cells'] + grid['errors'] if c['maker'] == 'attn' and 'failed' in c]
+  failed += [c for c in result.get('tpu', {}).get('cells', ()) if c.get('failed')]
   return 1 if failed else 0
 
 
@@ -204,6 +219,8 @@ def help_text() -> str:
       continue
     default = values[name].default
     default = ','.join(default) if isinstance(default, list) else default
+    kinds = getattr(values[name].parser, 'enum_values', None)
+    default = '|'.join(kinds) if kinds else default
     shown = f'--[no]{name}' if isinstance(default, bool) else f'--{name}={default}'
     lines.append(f'  {shown}')
     lines += textwrap.wrap(str(values[name].help), 90, initial_indent=' ' * 6)

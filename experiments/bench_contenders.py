@@ -108,12 +108,12 @@ def draw(problem: Problem) -> tuple[np.ndarray, ...]:
   return tuple(numbers.astype(jnp.dtype(problem.dtype)))
 
 
-def settings(name: str, problem: Problem, is_causal: bool) -> tuple[dict[str, Any], Arrays]:
-  """The options of a variant and the arrays it needs, in float32 or int32.
+def make_arrays(name: str, problem: Problem, is_causal: bool) -> dict[str, jax.Array]:
+  """The arrays a variant needs, in float32 or int32.
 
   Linformer: R slots; causal, segments of SEGMENT keys in as many slots each as make R in all.
   """
-  T, rng, arrays = problem.length, jax.random.key(1), {}
+  T, rng = problem.length, jax.random.key(1)
   if name == 'bigbird':
     blocks = attn.bigbird_random_blocks(rng,
                                         T,
@@ -121,14 +121,19 @@ def settings(name: str, problem: Problem, is_causal: bool) -> tuple[dict[str, An
                                         num_random=NUM_RANDOM,
                                         num_heads=problem.heads,
                                         is_causal=is_causal)
-    arrays = {'random_blocks': blocks}
-  elif name == 'linformer':
+    return {'random_blocks': blocks}
+  if name == 'linformer':
     size = min(max(SEGMENT, -(-T // RANK)), T) if is_causal else T
     rank = min(max(RANK * size // T, 1), size)
-    arrays = attn.VARIANTS[name].init(rng, problem.dims._replace(S=size), rank=rank)
-  elif name == 'performer':
-    arrays = attn.VARIANTS[name].init(rng, problem.dims, num_features=NUM_FEATURES)
-  return OPTIONS[name](T), {key: np.asarray(array) for key, array in arrays.items()}
+    return attn.VARIANTS[name].init(rng, problem.dims._replace(S=size), rank=rank)
+  sizes = {'num_features': NUM_FEATURES} if name == 'performer' else {}
+  return attn.VARIANTS[name].init(rng, problem.dims, **sizes)
+
+
+def settings(name: str, problem: Problem, is_causal: bool) -> tuple[dict[str, Any], Arrays]:
+  """The options of a variant and the arrays it needs."""
+  arrays = make_arrays(name, problem, is_causal)
+  return OPTIONS[name](problem.length), {key: np.asarray(array) for key, array in arrays.items()}
 
 
 def _own(name: str, is_causal: bool) -> Callable[[Problem], tuple[Function, Arrays]]:

@@ -1,4 +1,5 @@
-"""bench_time.png and bench_memory.png: time and memory against length.
+"""bench_time.png and bench_memory.png: time and memory against length; bench_tpu_time.png and
+bench_tpu_memory.png: what the TPU compiler says of them.
 
 Lines differ in marker and dashes as well as in grey, and carry their names at their ends.
 """
@@ -18,15 +19,23 @@ MARKERS = 'osD^v<>Ph*Xp8dH'
 DASHES = ('-', '--', ':', '-.', (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
 GREYS = ('0.0', '0.25', '0.45')
 _End = tuple[float, int, str, str]  # amount, length, name, grey
-_QUANTITIES = (('median', 'time', 'seconds', 1.0), ('temp_bytes', 'memory', 'temporary MB', 1e-6))
+_QUANTITIES = {
+    'grid': (('median', 'time', 'seconds', 1.0), ('temp_bytes', 'memory', 'temporary MB', 1e-6)),
+    'tpu': (('bound_seconds', 'tpu_time', 'least seconds, compiled and not run', 1.0),
+            ('temp_bytes', 'tpu_memory', 'temporary MB, compiled and not run', 1e-6)),
+}
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-  """Draws the grid's first dtype; returns the files' paths."""
-  cells = result['grid']['cells']
+  """Draws the first dtype of the grid and of the TPU's; returns the files' paths."""
+  return [path for part in _QUANTITIES if part in result for path in _draw(result, part, folder)]
+
+
+def _draw(result: dict[str, Any], part: str, folder: Path) -> list[Path]:
+  cells = result[part]['cells']
   cells = [cell for cell in cells if cell['dtype'] == cells[0]['dtype']]
   paths = []
-  for quantity, name, unit, factor in _QUANTITIES:
+  for quantity, name, unit, factor in _QUANTITIES[part]:
     figure = Figure(figsize=(15, 13), layout='constrained')
     FigureCanvasAgg(figure)
     forms = sorted({cell['causal'] for cell in cells})
@@ -42,16 +51,17 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
       axes[row][0].set_ylabel(unit)
     for panel, its_ends in ends.items():  # Last, since panels share their limits.
       _name(panel, its_ends)
-    figure.suptitle(_title(result, cells[0]['dtype']), fontsize=9)
+    what = result[part].get('chip', {}).get('name') or result['circumstances']['device']
+    figure.suptitle(_title(result, f'{cells[0]["dtype"]}, {what}'), fontsize=9)
     paths.append(folder / f'bench_{name}.png')
     figure.savefig(paths[-1], dpi=110)
   return paths
 
 
-def _title(result: dict[str, Any], dtype: str) -> str:
+def _title(result: dict[str, Any], what: str) -> str:
   found = result['circumstances']
   versions = ', '.join(f'{name} {version}' for name, version in found['versions'].items())
-  return (f'{dtype}, {found["device"]}, {found["processor"]}, {found["cores"]} cores, '
+  return (f'{what}, {found["processor"]}, {found["cores"]} cores, '
           f'{found["date"]}\n{versions}\n{found["command"]}')
 
 

@@ -1,6 +1,6 @@
 """The files of a benchmark: bench.json (everything), bench.csv (the cells), bench.md (tables)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import csv
 import datetime
 import importlib.metadata
@@ -13,11 +13,14 @@ from typing import Any
 import jax
 
 from experiments import bench_torch
+from experiments import bench_tpu_report
 from experiments.bench_grid import Cell, DENSE
+from experiments.bench_tables import by_length, number, table
 from experiments.writer import to_json
 
 COLUMNS = ('maker', 'name', 'causal', 'dtype', 'direction', 'length', 'median', 'spread',
-           'temp_bytes', 'flops', 'share', 'compile_seconds', 'skipped')
+           'temp_bytes', 'argument_bytes', 'result_bytes', 'flops', 'share', 'bound_seconds',
+           'compile_seconds', 'skipped')
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'flax', 'optax', *bench_torch.PACKAGES)
 
 
@@ -68,7 +71,8 @@ def to_csv(result: dict[str, Any]) -> str:
     text.write(f'# {name}: {_flat(value)}\n')
   table = csv.DictWriter(text, COLUMNS, extrasaction='ignore', lineterminator='\n')
   table.writeheader()
-  table.writerows(result.get('grid', {}).get('cells', []))
+  for part in ('grid', 'tpu'):
+    table.writerows(result.get(part, {}).get('cells', []))
   return text.getvalue()
 
 
@@ -87,6 +91,8 @@ def markdown(result: dict[str, Any]) -> str:
     parts += _decode(result['decode'])
   if 'extremes' in result:
     parts += _extremes(result['extremes'])
+  if 'tpu' in result:
+    parts += bench_tpu_report.sections(result['tpu'])
   if result.get('missing'):
     lines = [f'- {package}: `{command}`' for package, command in result['missing'].items()]
     parts += ['## Peers that are not installed', '\n'.join(lines)]
@@ -98,12 +104,6 @@ def _bullets(result: dict[str, Any]) -> str:
   for dtype, rate in result.get('grid', {}).get('matmul', {}).items():
     lines.append(f'- product of 2048 x 2048 matrices, {dtype}: {rate / 1e9:.1f} GFLOP/s')
   return '\n'.join(lines)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A Markdown table, the first column to the left and the others to the right."""
-  lines = [heads, ['---', *['--:'] * (len(heads) - 1)], *rows]
-  return '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
 
 
 def _grid(grid: dict[str, Any]) -> list[str]:
@@ -118,11 +118,11 @@ def _grid(grid: dict[str, Any]) -> list[str]:
         f'## {what}, {dtype}',
         'Milliseconds, median of alternating rounds (spread: distance of the '
         'quartiles over the median).',
-        _by_length(cells, lambda c: f'{1e3 * c["median"]:.4g} ({c["spread"]:.0%})'),
+        by_length(cells, lambda c: f'{1e3 * c["median"]:.4g} ({c["spread"]:.0%})'),
         'Temporary memory of the compiled program, MB.',
-        _by_length(cells, lambda c: _number(c['temp_bytes'], 1e-6, '.4g')),
+        by_length(cells, lambda c: number(c['temp_bytes'], 1e-6, '.4g')),
         'GFLOP of its matrix products (share of the rate of one large product).',
-        _by_length(cells, _work),
+        by_length(cells, _work),
         _summary(chosen(grid['growth']), chosen(grid['errors'])), _NOTES
     ]
     if compared := chosen(grid['efficiency']):  # none where nothing dense was measured
@@ -148,25 +148,8 @@ _NOTES = (
     'makes it another function; that is its difference from ours.')
 
 
-def _number(value: float | None, factor: float, form: str) -> str:
-  return '-' if value is None else format(value * factor, form)
-
-
 def _work(cell: Cell) -> str:
   return '-' if cell['flops'] is None else f'{cell["flops"] / 1e9:.4g} ({cell["share"]:.0%})'
-
-
-def _by_length(cells: Sequence[Cell], show: Callable[[Cell], str]) -> str:
-  lengths = list(dict.fromkeys(cell['length'] for cell in cells))
-  found = {(cell['label'], cell['length']): cell for cell in cells}
-  labels = dict.fromkeys(cell['label'] for cell in cells)
-
-  def text(label: str, length: int) -> str:
-    cell = found[label, length]
-    return 'skipped' if 'skipped' in cell else show(cell)
-
-  rows = [[label, *(text(label, length) for length in lengths)] for label in labels]
-  return table(['', *(f'T {T}' for T in lengths)], rows)
 
 
 def _summary(growth: Sequence[Cell], errors: Sequence[Cell]) -> str:
@@ -175,8 +158,8 @@ def _summary(growth: Sequence[Cell], errors: Sequence[Cell]) -> str:
   for row in growth:
     error = by_label.get(row['label'], {})
     rows.append([
-        row['label'], *(_number(row[key], 1, '.2f') for key in ('time', 'memory')),
-        *(_number(error.get(key), 1, '.1e') for key in ('own', 'dense'))
+        row['label'], *(number(row[key], 1, '.2f') for key in ('time', 'memory')),
+        *(number(error.get(key), 1, '.1e') for key in ('own', 'dense'))
     ])
   heads = ['', 'growth, time', 'growth, memory']
   if not errors:
@@ -245,8 +228,8 @@ def _extremes(extremes: dict[str, Any]) -> list[str]:
       row['label'],
       str(row['length']),
       str(row.get('heads', '')),
-      _number(row.get('seconds'), 1, '.1f'),
-      _number(row['temp_bytes'], 1e-6, '.0f')
+      number(row.get('seconds'), 1, '.1f'),
+      number(row['temp_bytes'], 1e-6, '.0f')
   ] for row in extremes['memory'] + extremes['long']]
   length = extremes['compile'][0]['length'] if compiled else ''
   return [

@@ -361,7 +361,7 @@ def test_a_mistake_is_one_line(capsys, line, message):
 def test_help_lists_the_flags(capsys):
   assert bench.main(['bench', '--help']) == 0
   text = capsys.readouterr().out
-  assert '--[no]claims' in text and '--rounds=5' in text
+  assert '--[no]claims' in text and '--rounds=5' in text and '--tpu=v4|v5e' in text
 
 
 def test_short_is_shorter_and_what_is_given_holds():

@@ -19,7 +19,7 @@ import pytest
 from tests import harness
 from tests import sharding_cases
 from tests import tolerances
-from tests.collectives import sent
+from experiments.collectives import sent
 from tests.sharding_cases import B, H, K, M, N, T
 
 CASES = [(one, size)

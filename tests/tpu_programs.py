@@ -22,7 +22,7 @@ from jax.experimental import topologies  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from tests.collectives import sent  # noqa: E402
+from experiments.collectives import sent  # noqa: E402
 
 T, N, H, M = 8192, 8, 64, 128
 CALLS = {

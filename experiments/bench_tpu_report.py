@@ -1,0 +1,63 @@
+"""The tables of what the TPU compiler says; see bench_tpu."""
+
+from typing import Any
+
+from experiments.bench_tables import by_length, number, table
+
+
+def sections(tpu: dict[str, Any]) -> list[str]:
+  """The parts of bench.md."""
+  chip, parts = tpu['chip'], []
+  parts += [
+      f'## Compiled for {chip["name"]}, not run',
+      f'The programs are those of the TPU compiler; nothing was measured. One chip: '
+      f'{chip["flops"] / 1e12:.0f} TFLOP/s in bfloat16 and {chip["bandwidth"] / 1e9:.0f} GB/s '
+      f'({chip["source"]}). Causal, bfloat16.'
+  ]
+  for direction in dict.fromkeys(cell['direction'] for cell in tpu['cells']):
+    cells = [cell for cell in tpu['cells'] if cell['direction'] == direction]
+    parts += [
+        f'### {"forward" if direction == "forward" else "forward + gradient"}',
+        'Temporary memory of the program, MB; ×: more than the chip has.',
+        by_length(cells, lambda c: number(c['temp_bytes'], 1e-6, '.4g'), '×'),
+        'Least milliseconds: its matrix products at the peak, or (b) its arguments, results and '
+        'temporaries at the bandwidth, whichever is more.',
+        by_length(cells, lambda c: _bound(c, chip), '×')
+    ]
+  rows = [[row['label'], *(_thousands(row[key])
+                           for key in ('forward', 'gradient', 'mesh'))]
+          for row in tpu['longest']]
+  parts += [
+      '### The longest sequence',
+      'In units of 1024 tokens, to an eighth, found by bisection. The last column is of 16 chips '
+      'that share one sequence.',
+      table(['', 'forward', 'gradient', 'gradient, 16 chips'], rows)
+  ]
+  rows = [[row['label'], row['direction'], row.get('skipped') or _sent(row),
+           number(row.get('temp_bytes'), 1e-6, '.4g')]
+          for row in tpu['collectives']]  # yapf: disable
+  length = tpu['collectives'][0]['length'] if rows else 0
+  parts += [
+      f'### What 16 chips send, T {length}',
+      'The largest array of each kind of collective, in thousands of numbers, and the temporary '
+      'memory of a chip, MB.',
+      table(['', '', 'sent', 'temporary MB'], rows)
+  ]
+  reasons = [f'- {c["label"]}, T {c["length"]}, {c["direction"]}: {c["skipped"]}'
+             for c in tpu['cells'] if 'skipped' in c]  # yapf: disable
+  return parts + (['### Not compiled', '\n'.join(reasons)] if reasons else [])
+
+
+def _bound(cell: dict[str, Any], chip: dict[str, Any]) -> str:
+  if cell['bound_seconds'] is None:
+    return '-'
+  moves = cell['least_bytes'] / chip['bandwidth'] >= cell['bound_seconds']
+  return f'{1e3 * cell["bound_seconds"]:.3g}{" (b)" if moves else ""}'
+
+
+def _thousands(length: int) -> str:
+  return f'{length // 1024}' if length else 'none'
+
+
+def _sent(row: dict[str, Any]) -> str:
+  return ', '.join(f'{kind} {n / 1e3:.4g}' for kind, n in sorted(row['sent'].items())) or 'nothing'
