@@ -1,6 +1,7 @@
 """Times the variants of attention and their peers: `python -m experiments.bench --short`."""
 
 from collections.abc import Sequence
+import functools
 from pathlib import Path
 import shlex
 import sys
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 import attn
+import jax
 
 from experiments import bench_claims
 from experiments import bench_contenders
@@ -71,7 +73,7 @@ def define() -> flags.FlagValues:
                     None,
                     list(bench_tpu.CHIPS),
                     'only what the TPU compiler says of this chip, which nobody needs to have: '
-                    'memory, least time and longest length of the causal variants',
+                    'memory, roofline and longest length of the causal variants',
                     flag_values=values)
   flags.DEFINE_string('out', 'bench', 'the folder to write to', flag_values=values)
   flags.DEFINE_list('variants', list(attn.VARIANTS), 'which of ours', flag_values=values)
@@ -179,6 +181,8 @@ def make_grid(request: Request) -> bench_grid.Grid:
 
 def run(request: Request, arguments: Sequence[str]) -> int:
   """Measures, writes and prints; returns 1 if one of ours failed."""
+  if request.tpu:
+    jax.config.update('jax_platforms', 'cpu')  # else jax looks for the TPU itself, and speaks
   folder = Path(request.out)
   folder.mkdir(parents=True, exist_ok=True)
   with_peers = request.peers and bool({'grid', 'claims'} & set(request.parts))
@@ -186,11 +190,11 @@ def run(request: Request, arguments: Sequence[str]) -> int:
       shlex.join(['python', '-m', 'experiments.bench', *arguments]), bench_report.device_name()),
                                 missing=bench_torch.missing() if with_peers else {})
 
-  def save(grid: dict[str, Any]) -> None:
-    bench_report.write(result | dict(grid=grid), folder)
+  def save(part: str, found: dict[str, Any]) -> None:
+    bench_report.write(result | {part: found}, folder)
 
   if 'grid' in request.parts:
-    result['grid'] = bench_grid.run(make_grid(request), save)
+    result['grid'] = bench_grid.run(make_grid(request), functools.partial(save, 'grid'))
   if 'claims' in request.parts:
     result['claims'] = bench_claims.run(request.rounds)
   if 'decode' in request.parts:
@@ -199,7 +203,8 @@ def run(request: Request, arguments: Sequence[str]) -> int:
     result['extremes'] = bench_extremes.run(1e9 * request.memory_gb)
   if request.tpu:
     sizes = request.batch, request.heads, request.head_dim
-    result['tpu'] = bench_tpu.run(request.tpu, request.lengths, request.variants, *sizes)
+    result['tpu'] = bench_tpu.run(request.tpu, request.lengths, request.variants, *sizes,
+                                  functools.partial(save, 'tpu'))
   bench_report.write(result, folder)
   print(bench_report.markdown(result))
   files = ['bench.json', 'bench.csv', 'bench.md']
@@ -242,7 +247,7 @@ def main(argv: Sequence[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 1
   except KeyboardInterrupt:
-    print('\nstopped; what the grid had finished is written', file=sys.stderr)
+    print('\nstopped; what was finished of the grid or for the TPU is written', file=sys.stderr)
     return 130
 
 

@@ -21,7 +21,7 @@ GREYS = ('0.0', '0.25', '0.45')
 _End = tuple[float, int, str, str]  # amount, length, name, grey
 _QUANTITIES = {
     'grid': (('median', 'time', 'seconds', 1.0), ('temp_bytes', 'memory', 'temporary MB', 1e-6)),
-    'tpu': (('bound_seconds', 'tpu_time', 'least seconds, compiled and not run', 1.0),
+    'tpu': (('roofline_seconds', 'tpu_time', 'seconds by the roofline, not run', 1.0),
             ('temp_bytes', 'tpu_memory', 'temporary MB, compiled and not run', 1e-6)),
 }
 

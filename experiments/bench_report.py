@@ -19,9 +19,9 @@ from experiments.bench_tables import by_length, number, table
 from experiments.writer import to_json
 
 COLUMNS = ('maker', 'name', 'causal', 'dtype', 'direction', 'length', 'median', 'spread',
-           'temp_bytes', 'argument_bytes', 'result_bytes', 'flops', 'share', 'bound_seconds',
+           'temp_bytes', 'argument_bytes', 'result_bytes', 'flops', 'share', 'roofline_seconds',
            'compile_seconds', 'skipped')
-_PACKAGES = ('jax', 'jaxlib', 'numpy', 'flax', 'optax', *bench_torch.PACKAGES)
+_PACKAGES = ('jax', 'jaxlib', 'numpy', 'flax', 'optax', 'libtpu', *bench_torch.PACKAGES)
 
 
 def circumstances(command: str, device: str) -> dict[str, Any]:

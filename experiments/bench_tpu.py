@@ -1,9 +1,9 @@
 """What the TPU compiler says of every variant, on a machine without a TPU: memory, work, length.
 
-Every program is compiled for the chip and none is run. Time is not measured but bounded: the
-chip can do so many operations and move so many bytes a second at best, and a program takes at least
-as long as the slower of the two (Williams et al. 2009, Roofline,
-https://doi.org/10.1145/1498765.1498785).
+Every program is compiled for the chip and none is run. Time is not measured but implied by the
+roofline: the chip does so many operations and moves so many bytes a second at best, and the slower
+of the two decides (Williams et al. 2009, https://doi.org/10.1145/1498765.1498785). The bytes are
+guessed: temporaries that stay on the chip move fewer, those that are used again move more.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from experiments import bench_contenders as contenders
 from experiments import bench_measure
 from experiments.bench_contenders import DIRECTIONS, Problem
 from experiments.bench_progress import Progress
-from experiments.collectives import sent
+from experiments.collectives import largest
 from experiments.config import UserError
 
 CHIPS_IN_MESH, STEP = 16, 1024  # chips; the longest length is a multiple of STEP
@@ -83,8 +83,8 @@ def compiled(chip: Chip, name: str, problem: Problem, direction: str, chips: int
 
   Returns:
     compile_seconds, flops (of the matrix products, all chips together), and of one chip temp_bytes,
-    argument_bytes, result_bytes, least_bytes (arguments are read, results written, temporaries
-    both) and bound_seconds; sent, numbers by kind of collective; or `skipped`, why it does not
+    argument_bytes, result_bytes, moved_bytes (arguments are read, results written, temporaries
+    both) and roofline_seconds; sent, numbers by kind of collective; or `skipped`, why it does not
     compile.
   """
   whole: jax.sharding.Sharding
@@ -117,19 +117,16 @@ def compiled(chip: Chip, name: str, problem: Problem, direction: str, chips: int
   memory = program.memory_analysis()
   flops, temp = bench_measure.flops(traced.jaxpr), memory.temp_size_in_bytes
   inputs, results = memory.argument_size_in_bytes, memory.output_size_in_bytes
-  least = inputs + results + 2 * temp
-  largest: dict[str, int] = {}
-  for kind, numbers, _ in sent(program) if chips > 1 else ():
-    largest[kind] = max(numbers, largest.get(kind, 0))
-  bound = None if flops is None else max(flops / chips / chip.flops, least / chip.bandwidth)
+  moved = inputs + results + 2 * temp
+  roofline = None if flops is None else max(flops / chips / chip.flops, moved / chip.bandwidth)
   return dict(compile_seconds=time.perf_counter() - start,
               flops=flops,
               temp_bytes=temp,
               argument_bytes=inputs,
               result_bytes=results,
-              least_bytes=least,
-              bound_seconds=bound,
-              sent=largest)
+              moved_bytes=moved,
+              roofline_seconds=roofline,
+              sent=largest(program) if chips > 1 else {})
 
 
 def _settings(name: str, problem: Problem) -> tuple[dict[str, Any], Any]:
@@ -174,8 +171,8 @@ def longest(fits: Callable[[int], bool], known: dict[int, bool]) -> int:
 
 
 def run(kind: str, lengths: tuple[int, ...], names: tuple[str, ...], batch: int, heads: int,
-        head_dim: int) -> dict[str, Any]:
-  """Compiles everything.
+        head_dim: int, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+  """Compiles everything; save is called with the results so far after every variant.
 
   Returns:
     chip: its figures. cells: a dict for each variant, direction and length. longest: for each
@@ -220,5 +217,6 @@ def run(kind: str, lengths: tuple[int, ...], names: tuple[str, ...], batch: int,
     far['mesh'] = longest(lambda T: 'skipped' not in tell(name, 'gradient', T, CHIPS_IN_MESH),
                           known)
     result['longest'].append(far)
+    save(result)
   progress.end()
   return result

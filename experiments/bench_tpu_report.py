@@ -20,9 +20,9 @@ def sections(tpu: dict[str, Any]) -> list[str]:
         f'### {"forward" if direction == "forward" else "forward + gradient"}',
         'Temporary memory of the program, MB; ×: more than the chip has.',
         by_length(cells, lambda c: number(c['temp_bytes'], 1e-6, '.4g'), '×'),
-        'Least milliseconds: its matrix products at the peak, or (b) its arguments, results and '
-        'temporaries at the bandwidth, whichever is more.',
-        by_length(cells, lambda c: _bound(c, chip), '×')
+        'Milliseconds by the roofline: its matrix products at the peak, or (b) its arguments, '
+        'results and temporaries (once written and read) at the bandwidth, whichever is more.',
+        by_length(cells, lambda c: _roofline(c, chip), '×')
     ]
   rows = [[row['label'], *(_thousands(row[key])
                            for key in ('forward', 'gradient', 'mesh'))]
@@ -48,11 +48,11 @@ def sections(tpu: dict[str, Any]) -> list[str]:
   return parts + (['### Not compiled', '\n'.join(reasons)] if reasons else [])
 
 
-def _bound(cell: dict[str, Any], chip: dict[str, Any]) -> str:
-  if cell['bound_seconds'] is None:
+def _roofline(cell: dict[str, Any], chip: dict[str, Any]) -> str:
+  if cell['roofline_seconds'] is None:
     return '-'
-  moves = cell['least_bytes'] / chip['bandwidth'] >= cell['bound_seconds']
-  return f'{1e3 * cell["bound_seconds"]:.3g}{" (b)" if moves else ""}'
+  moves = cell['moved_bytes'] / chip['bandwidth'] >= cell['roofline_seconds']
+  return f'{1e3 * cell["roofline_seconds"]:.3g}{" (b)" if moves else ""}'
 
 
 def _thousands(length: int) -> str:

@@ -17,3 +17,11 @@ def sent(program: Any) -> list[tuple[str, int, list[tuple[int, int]]]]:
       words = re.findall(r'(\d+),(\d+)', given[1]) if given else []
       found.append((match[2], max(sizes), [(int(a), int(b)) for a, b in words]))
   return found
+
+
+def largest(program: Any) -> dict[str, int]:
+  """The most numbers that a collective of each kind sends."""
+  found: dict[str, int] = {}
+  for kind, numbers, _ in sent(program):
+    found[kind] = max(numbers, found.get(kind, 0))
+  return found

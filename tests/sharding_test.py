@@ -14,12 +14,12 @@ from attn import ring, sharding
 import jax
 import jax.numpy as jnp
 import numpy as np
+from experiments.collectives import sent
 import pytest
 
 from tests import harness
 from tests import sharding_cases
 from tests import tolerances
-from experiments.collectives import sent
 from tests.sharding_cases import B, H, K, M, N, T
 
 CASES = [(one, size)

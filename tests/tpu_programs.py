@@ -9,20 +9,15 @@ import json
 import os
 import sys
 
-# Before the compiler is first used; on a machine with a TPU none of these must be set.
-os.environ |= dict(ALLOW_MULTIPLE_LIBTPU_LOAD='1',
-                   TPU_WORKER_HOSTNAMES='localhost',
-                   TPU_ACCELERATOR_TYPE='v5litepod-8',
-                   TPU_LOG_DIR='disabled',
-                   JAX_PLATFORMS='cpu')
+os.environ['JAX_PLATFORMS'] = 'cpu'  # before jax is there
 
 from attn import orthogonal_features, sharding  # noqa: E402
 import jax  # noqa: E402
-from jax.experimental import topologies  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from experiments.collectives import sent  # noqa: E402
+from experiments.bench_tpu import devices  # noqa: E402
+from experiments.collectives import largest, sent  # noqa: E402
 
 T, N, H, M = 8192, 8, 64, 128
 CALLS = {
@@ -37,8 +32,7 @@ CALLS = {
 
 def compiled(name: str, gradient: bool):
   """The program of a chip for T tokens in all."""
-  topology = topologies.get_topology_desc(platform='tpu', topology_name='v5e:2x4')
-  mesh = jax.sharding.Mesh(np.array(topology.devices).reshape(8), ('sequence',),
+  mesh = jax.sharding.Mesh(np.array(devices('v5e:2x4')), ('sequence',),
                            axis_types=(jax.sharding.AxisType.Auto,))  # yapf: disable
   runs = jax.NamedSharding(mesh, jax.P(None, 'sequence'))
   x = jax.ShapeDtypeStruct((1, T, N, H), jnp.bfloat16, sharding=runs)
@@ -59,14 +53,10 @@ def main() -> int:
   for name in CALLS:
     for gradient in (False, True):
       program = compiled(name, gradient)
-      largest: dict[str, int] = {}
-      pairs = set()
-      for kind, numbers, between in sent(program):
-        largest[kind] = max(numbers, largest.get(kind, 0))
-        pairs |= set(between)
+      pairs = {pair for _, _, between in sent(program) for pair in between}
       print(json.dumps(dict(name=name,
                             gradient=gradient,
-                            sent=largest,
+                            sent=largest(program),
                             neighbours=all(abs(a - b) == 1 for a, b in pairs),
                             megabytes=program.memory_analysis().temp_size_in_bytes / 1e6)),
             flush=True)  # yapf: disable
