@@ -47,12 +47,16 @@ def ranked(x: Any, rank: int) -> Any:
   return x.reshape((1,) * (rank - x.ndim) + x.shape)
 
 
+def varying(x: Any) -> frozenset[str]:
+  """The mesh axes over which x varies inside shard_map."""
+  return jax.typeof(x).manual_axis_type.varying
+
+
 def vary_alike(tree: Any) -> Any:
   """Inside shard_map, arrays that all vary over the mesh axes any of them does; elsewhere tree.
 
   A loop's carry must begin as it goes on, and the gradient of what is shared must be summed.
   """
-  varying = lambda x: jax.typeof(x).manual_axis_type.varying
   names = frozenset().union(*(varying(x) for x in jax.tree.leaves(tree)))
 
   def one(x):

@@ -148,6 +148,13 @@ def check_flag(name: str, x: Any) -> bool:
   return bool(x)
 
 
+def check_choice(name: str, x: Any, choices: tuple[str, ...]) -> str:
+  """Returns x, one of the choices."""
+  if x not in choices:
+    raise ValueError(f'{name} must be one of {", ".join(choices)}; got {x!r}')
+  return x
+
+
 def check_window(window: int | tuple[int, int], is_causal: bool) -> tuple[int, int]:
   """Returns (left, right); an int w means (w, w); causal, right is 0 whatever was given.
 

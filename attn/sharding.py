@@ -25,6 +25,7 @@ import numpy as np
 from attn import call as calls
 from attn import checks, softmax, sums, tiles
 from attn.axes import Array, ArrayLike, Dims
+from attn.backends import IMPLEMENTATIONS
 from attn.call import Call, Spec
 from attn.masks import Predicate
 from attn.ring import attend, Ring
@@ -101,6 +102,11 @@ def attention(name: str,
     return sums.linformer_over(ring, query, key, value, bias, mask, **common, **options)
   if name == 'performer':
     return sums.performer_over(ring, query, key, value, bias, mask, **common, **options)
+  chosen = options.pop('implementation', 'auto')
+  if checks.check_choice('implementation', chosen, IMPLEMENTATIONS) == 'pallas':
+    raise NotImplementedError(
+        "implementation must be 'auto' or 'xla' over a mesh axis: what a kernel "
+        "has seen of one device's keys cannot be merged; got 'pallas'")
   whole = {field: x for field, x in arrays.items() if field not in of_keys and size > 1}
   call, spec = _prepare(name, query, key, value, *(None if field in whole else x for field, x in (
       ('bias', bias), ('mask', mask))), ring=ring, options=options, common=common)  # yapf: disable

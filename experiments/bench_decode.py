@@ -28,7 +28,6 @@ from experiments.tasks import next_token, Task
 STEPS = 32
 POSITIONS = (512, 2048, 8192)
 PROMPT, NEW = 512, 256  # tokens of a generation
-_COST = ('block_size', 'step_size')
 
 
 def _cache(variant: str, length: int) -> tuple[Any, Any, tuple[Any, ...]]:
@@ -37,9 +36,7 @@ def _cache(variant: str, length: int) -> tuple[Any, Any, tuple[Any, ...]]:
   options, arrays = settings(variant, problem, True)
   params = {name: jnp.asarray(x) for name, x in arrays.items()}
   row = attn.VARIANTS[variant]
-  options = {
-      name: x for name, x in options.items() if 'block_size' in row.sizes or name not in _COST
-  }
+  options = {name: x for name, x in options.items() if name not in row.cost_options}
   rng = np.random.default_rng(0)
   tokens = tuple(
       jnp.asarray(rng.normal(size=(1, length, HEADS, 64)), jnp.float32) for _ in range(3))

@@ -78,14 +78,19 @@ def devices(topology: str) -> list[Any]:
   return topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
 
 
-def compiled(chip: Chip, name: str, problem: Problem, direction: str, chips: int = 1) -> Row:
+def compiled(chip: Chip,
+             name: str,
+             problem: Problem,
+             direction: str,
+             chips: int = 1,
+             implementation: str = 'auto') -> Row:
   """What the compiler says of a variant's causal form.
 
   Returns:
-    compile_seconds, flops (of the matrix products, all chips together), and of one chip temp_bytes,
-    argument_bytes, result_bytes, moved_bytes (arguments are read, results written, temporaries
-    both) and roofline_seconds; sent, numbers by kind of collective; or `skipped`, why it does not
-    compile.
+    compile_seconds, kernel (whether a Pallas kernel is in it), flops (of the matrix products, all
+    chips together), and of one chip temp_bytes, argument_bytes, result_bytes, moved_bytes
+    (arguments are read, results written, temporaries both) and roofline_seconds; sent, numbers by
+    kind of collective; or `skipped`, why it does not compile.
   """
   whole: jax.sharding.Sharding
   cut: jax.sharding.Sharding
@@ -96,6 +101,8 @@ def compiled(chip: Chip, name: str, problem: Problem, direction: str, chips: int
   else:
     whole = cut = jax.sharding.SingleDeviceSharding(devices(chip.one)[0])
   options, arrays = _settings(name, problem)
+  if 'implementation' in attn.VARIANTS[name].options:
+    options['implementation'] = implementation
   B, T, N, H, dtype = problem
   x = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype), sharding=cut)
   arrays = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole), arrays)
@@ -120,6 +127,7 @@ def compiled(chip: Chip, name: str, problem: Problem, direction: str, chips: int
   moved = inputs + results + 2 * temp
   roofline = None if flops is None else max(flops / chips / chip.flops, moved / chip.bandwidth)
   return dict(compile_seconds=time.perf_counter() - start,
+              kernel='tpu_custom_call' in program.as_text(),
               flops=flops,
               temp_bytes=temp,
               argument_bytes=inputs,
@@ -187,18 +195,18 @@ def run(kind: str, lengths: tuple[int, ...], names: tuple[str, ...], batch: int,
   result: dict[str, Any] = dict(chip=dict(name=kind, **chip._asdict()), cells=cells, longest=[],
                                 collectives=[])  # yapf: disable
 
-  def tell(name: str, direction: str, length: int, chips: int) -> Row:
+  def tell(name: str, direction: str, length: int, chips: int, implementation: str = 'auto') -> Row:
     over = f'{chips} chips' if chips > 1 else 'one chip'
     progress.cell(f'compile {name} causal, {direction}, T {length}, {over}', 1)
     problem = Problem(batch, length, heads, head_dim, DTYPE)
     identity = dict(maker='attn',
                     name=name,
                     causal=True,
-                    label=f'{name} causal',
+                    label=f'{name} causal{", XLA" if implementation == "xla" else ""}',
                     direction=direction,
                     length=length)
     row = identity | dict(dtype=DTYPE, chips=chips) | compiled(chip, name, problem, direction,
-                                                               chips)
+                                                               chips, implementation)
     jax.clear_caches()
     return row
 
@@ -207,6 +215,8 @@ def run(kind: str, lengths: tuple[int, ...], names: tuple[str, ...], batch: int,
     for direction in DIRECTIONS:
       own = [tell(name, direction, length, 1) for length in lengths]
       cells += own
+      if any(row.get('kernel') for row in own):
+        cells += [tell(name, direction, length, 1, 'xla') for length in lengths]
       known = {row['length']: 'skipped' not in row for row in own}
       far[direction] = longest(lambda T: 'skipped' not in tell(name, direction, T, 1), known)
       shared = tell(name, direction, max(lengths[0], 16384), CHIPS_IN_MESH)

@@ -18,8 +18,8 @@ def sections(tpu: dict[str, Any]) -> list[str]:
     cells = [cell for cell in tpu['cells'] if cell['direction'] == direction]
     parts += [
         f'### {"forward" if direction == "forward" else "forward + gradient"}',
-        'Temporary memory of the program, MB; ×: more than the chip has.',
-        by_length(cells, lambda c: number(c['temp_bytes'], 1e-6, '.4g'), '×'),
+        'Temporary memory of the program, MB; ×: more than the chip has; p: with a Pallas kernel.',
+        by_length(cells, _memory, '×'),
         'Milliseconds by the roofline: its matrix products at the peak, or (b) its arguments, '
         'results and temporaries (once written and read) at the bandwidth, whichever is more.',
         by_length(cells, lambda c: _roofline(c, chip), '×')
@@ -46,6 +46,10 @@ def sections(tpu: dict[str, Any]) -> list[str]:
   reasons = [f'- {c["label"]}, T {c["length"]}, {c["direction"]}: {c["skipped"]}'
              for c in tpu['cells'] if 'skipped' in c]  # yapf: disable
   return parts + (['### Not compiled', '\n'.join(reasons)] if reasons else [])
+
+
+def _memory(cell: dict[str, Any]) -> str:
+  return number(cell['temp_bytes'], 1e-6, '.4g') + (' p' if cell['kernel'] else '')
 
 
 def _roofline(cell: dict[str, Any], chip: dict[str, Any]) -> str:

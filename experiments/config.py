@@ -10,6 +10,7 @@ import math
 from typing import Any, Callable, NamedTuple
 
 import attn
+from attn.backends import IMPLEMENTATIONS
 
 MODELS = ('encoder', 'decoder', 'seq2seq')
 POSITION_BIASES = ('alibi', 't5')
@@ -123,6 +124,10 @@ class Config:
       bounds=_COUNT)
   step_size: int = _variant(
       0, 'logits computed at a time; changes cost only; 0: what suits the device', bounds=_COUNT)
+  implementation: str = _variant(
+      'auto',
+      "who computes a pattern; pallas: kernels for TPU, interpreted elsewhere, and no other run",
+      choices=IMPLEMENTATIONS)
 
   num_layers: int = _model(2, 'layers of the encoder, of the decoder, or of each', bounds=_SIZE)
   heads: int = _model(4, 'query heads', bounds=_SIZE)
@@ -267,7 +272,7 @@ class Config:
     row = attn.VARIANTS[variant]
     if capability not in row.supports:
       return False
-    of_cost = {'block_size', 'step_size'}
+    of_cost = set(row.cost_options)
     return capability != 'cross' or row.pattern is None or set(row.options) <= of_cost
 
   def places(self) -> dict[str, Place]:
@@ -355,6 +360,9 @@ def _check_mesh(config: Config) -> None:
     if value % sizes.get(axis, 1):
       raise ValueError(f'mesh={config.mesh} cuts {name}={value} into {sizes[axis]} along {axis}, '
                        f'which does not divide it; use a multiple of {sizes[axis]}')
+  if config.implementation == 'pallas' and math.prod(sizes.values()) > 1:
+    raise ValueError(f'implementation=pallas runs on one device, and mesh={config.mesh} has '
+                     f'{math.prod(sizes.values())}; use implementation=auto')
 
 
 def _check_place(config: Config, name: str, place: Place) -> None:

@@ -64,7 +64,7 @@ def row(length, **more):
 @pytest.fixture
 def result():
   """A variant that fits at one length, bound by memory, and not at another."""
-  fits = dict(compile_seconds=1., flops=2e12, temp_bytes=3e6, argument_bytes=4, result_bytes=5,
+  fits = dict(compile_seconds=1., kernel=True, flops=2e12, temp_bytes=3e6, argument_bytes=4, result_bytes=5,
               moved_bytes=6e11, roofline_seconds=6e11 / 819e9)  # yapf: disable
   chip = dict(name='v5e') | bench_tpu.CHIPS['v5e']._asdict()
   shared = row(16384, temp_bytes=7e6, sent={'collective-permute': 8000})
@@ -81,7 +81,7 @@ def test_tables_files_and_pictures_say_that_nothing_was_run(result, tmp_path):
   text = (tmp_path / 'bench.md').read_text()
   assert '## Compiled for v5e, not run' in text and '197 TFLOP/s' in text and '819 GB/s' in text
   lines = text.splitlines()
-  assert '| local causal | 3 | × |' in lines and '| local causal | 733 (b) | × |' in lines
+  assert '| local causal | 3 p | × |' in lines and '| local causal | 733 (b) | × |' in lines
   assert '| local causal | 9 | none | 1024 |' in lines
   assert '| local causal | forward | collective-permute 8 | 7 |' in lines
   assert '- local causal, T 65536, forward: needs 99G of 15.75G' in lines
@@ -113,6 +113,7 @@ print(json.dumps({name: [ask(name, 1024, d) for d in ('forward', 'gradient')]
   for name in attn.VARIANTS:
     for said in rows[name]:
       assert 'skipped' not in said, said
+      assert said['kernel'] == (name in ('blockwise', 'local', 'longformer'))
       assert said['argument_bytes'] >= 3 * 1024 * 2 * 128 * 2 and said['roofline_seconds'] > 0
   assert rows['vanilla'][0]['flops'] == 4 * 1024**2 * 2 * 128
   assert rows['far']['skipped'].startswith('needs ') and not rows['far']['failed']

@@ -54,8 +54,8 @@ def sequences(row: Row, dtype: str, seed: int = 0) -> Sequences:
 
 def options(row: Row) -> dict[str, Any]:
   """The row's options without those that are about cost."""
-  cost = () if row.name == 'bigbird' else ('block_size', 'step_size')
-  return {name: value for name, value in row.options.items() if name not in cost}
+  of_cost = attn.VARIANTS[row.name].cost_options
+  return {name: value for name, value in row.options.items() if name not in of_cost}
 
 
 def one_pass(row: Row, given: Sequences, **more: Any) -> jax.Array:

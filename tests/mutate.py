@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 COPIED = ('attn', 'experiments', 'tests', 'setup.cfg')
 POINTS = 'tests/conformance_test.py'
 PROPERTIES = 'tests/conformance_property_test.py'
+KERNELS = 'tests/kernels_test.py'
 DROPOUT = 'tests/conformance_dropout_test.py'
 
 
@@ -215,6 +216,34 @@ FAULTS = (
     Fault('a cell that fails alone is not noted', 'experiments/compare.py',
           "    _note_failure(cell, getattr(error, 'exit_status', 1), str(error))\n", '',
           'tests/compare_test.py::fails_alone'),
+    Fault('kernel: a query that sees nothing has the mean of all values', 'attn/kernels.py',
+          'SINK = LOW / 2', 'SINK = -np.inf', f'{KERNELS}::masks_segments and blockwise'),
+    Fault('kernel: what fills up a block is seen', 'attn/kernels.py',
+          'jnp.broadcast_to(hidden, (*lead, more))',
+          'jnp.broadcast_to(key[..., -1:], (*lead, more))', f'{KERNELS}::shapes and keys'),
+    Fault('kernel: a hidden key has the id of a segment', 'attn/kernels.py',
+          'return jnp.argmin(taken[:-1])', 'return 0 * jnp.argmin(taken[:-1])',
+          f'{KERNELS}::masks_segments and blockwise'),
+    Fault('kernel: a block that is full is empty', 'attn/kernels.py',
+          'bool(self.mask_function.reaches(*ends))', 'False',
+          f'{KERNELS}::masks_segments and blockwise-causal'),
+    Fault('kernel: keys that no query sees are not forgotten', 'attn/kernels.py',
+          'key=keep(keys_seen, call.key)', 'key=call.key', f'{KERNELS}::segments_of'),
+    Fault('kernel: logits are not scaled', 'attn/kernels.py', 'whole((call.query * spec.scale)',
+          'whole((call.query * 1)', f'{KERNELS}::masks_segments and local-causal'),
+    Fault('kernel: a bias that hides all gives a mean', 'attn/kernels.py',
+          'return jnp.where(sees, out[0, 0], jnp.zeros_like(q))', 'return out[0, 0]',
+          f'{KERNELS}::bias_array'),
+    Fault('kernel: a block of infinite biases is nan', 'attn/kernels.py',
+          'jnp.maximum(bias.astype(jnp.float32), SINK)', 'bias.astype(jnp.float32)',
+          f'{KERNELS}::bias_array'),
+    Fault('kernel: positions of the caller are not looked at', 'attn/kernels.py',
+          'if T != S or not (_counts(call.query_positions) and _counts(call.key_positions)):',
+          'if False:', f'{KERNELS}::refusal'),
+    Fault('kernel: it is chosen where devices share a call', 'attn/backends.py',
+          'if jax.device_count() > 1 and', 'if False and', f'{KERNELS}::auto_chooses'),
+    Fault('kernel: the derivative of its gradient is that of nothing', 'attn/backends.py',
+          '[1](grads)\n', '[1](jax.tree.map(jnp.zeros_like, grads))\n', f'{KERNELS}::further'),
 )
 
 

@@ -83,10 +83,8 @@ class Row(NamedTuple):
 
   def oracle(self, inputs: oracles.Inputs, dout, positions, params: Params,
              options: dict[str, Any]) -> oracles.Result:
-    if self.name != 'bigbird':  # whose block size is a part of what it computes
-      options = {
-          name: value for name, value in options.items() if name not in ('block_size', 'step_size')
-      }
+    of_cost = attn.VARIANTS[self.name].cost_options
+    options = {name: value for name, value in options.items() if name not in of_cost}
     function = getattr(oracles, self.name)
     query_positions, key_positions = positions
     if self.name == 'linformer':

@@ -93,6 +93,11 @@ class Variant(NamedTuple):
     return jnp.ones((T, S), bool) if pattern is None else pattern.dense(query, key)
 
   @property
+  def cost_options(self) -> tuple[str, ...]:
+    """The options on which only cost depends."""
+    return tuple(name for name in self.options if name in _COST and name not in self.sizes)
+
+  @property
   def name(self) -> str:
     """Its name in VARIANTS."""
     return self.attention.__name__.removesuffix('_attention')
@@ -186,8 +191,7 @@ class Variant(NamedTuple):
       raise TypeError("params must be a dict of the variant's arrays, as init gives it, or {}; got "
                       f'{type(params).__name__}')
     signature = inspect.signature(self.attention).parameters
-    of_cost = set() if 'block_size' in self.sizes else {'block_size', 'step_size'}
-    own = [name for name in self.options if name not in of_cost]
+    own = [name for name in self.options if name not in self.cost_options]
     arrays = [name for name in own if signature[name].annotation is ArrayLike]
     for what, given, known in (('array', params, arrays), ('option', options,
                                                            [n for n in own if n not in arrays])):
@@ -214,6 +218,8 @@ CAPABILITIES = {
     'grouped_heads': 'GQA, MQA',
 }
 _ALL = frozenset(CAPABILITIES)
+# Options that change no result, but BigBird's block_size.
+_COST = ('block_size', 'step_size', 'implementation')
 
 
 def _nothing(rng: Array, dims: Dims) -> Params:
@@ -223,14 +229,10 @@ def _nothing(rng: Array, dims: Dims) -> Params:
 
 
 def _pattern(own: Callable[..., masks.Predicate | None]) -> Callable[..., masks.Predicate | None]:
-  """A pattern's predicate with is_causal; block_size and step_size have no part in it."""
+  """A pattern's predicate with is_causal; options of cost have no part in it."""
 
-  def predicate(*,
-                is_causal: bool,
-                block_size: int | None = None,
-                step_size: int | None = None,
-                **options: Any) -> masks.Predicate | None:
-    del block_size, step_size
+  def predicate(*, is_causal: bool, **options: Any) -> masks.Predicate | None:
+    options = {name: x for name, x in options.items() if name not in _COST}
     pattern = own(is_causal, **options)
     if not is_causal:
       return pattern
@@ -258,26 +260,25 @@ VARIANTS: dict[str, Variant] = {
         Variant(vanilla_attention, _nothing, _pattern(_everything), (), (), _ALL, vanilla.MEMORY,
                 'O(T S), memory O(T S)', 'Vaswani et al. 2017, https://arxiv.org/abs/1706.03762'),
     'blockwise':
-        Variant(blockwise_attention, _nothing, _pattern(_everything), ('block_size', 'step_size'),
-                (), _ALL, vanilla.MEMORY, 'O(T S), memory O(T + S)',
+        Variant(blockwise_attention, _nothing, _pattern(_everything), _COST, (), _ALL,
+                vanilla.MEMORY, 'O(T S), memory O(T + S)',
                 'Dao et al. 2022, https://arxiv.org/abs/2205.14135'),
     'local':
-        Variant(local_attention, _nothing, _pattern(_window), ('window', 'block_size', 'step_size'),
-                (), _ALL, local.MEMORY, 'O(T window), memory O(T)',
+        Variant(local_attention, _nothing, _pattern(_window), ('window', *_COST), (), _ALL,
+                local.MEMORY, 'O(T window), memory O(T)',
                 'Beltagy et al. 2020, https://arxiv.org/abs/2004.05150'),
     'strided':
         Variant(strided_attention, _nothing,
-                _pattern(lambda is_causal, stride: masks.strided(stride)),
-                ('stride', 'block_size', 'step_size'), (), _ALL, strided.MEMORY,
-                'O(T (stride + T / stride)), memory the same', _CHILD),
+                _pattern(lambda is_causal, stride: masks.strided(stride)), ('stride', *_COST), (),
+                _ALL, strided.MEMORY, 'O(T (stride + T / stride)), memory the same', _CHILD),
     'fixed':
         Variant(fixed_attention, _nothing,
                 _pattern(lambda is_causal, stride, summary=1: masks.fixed(stride, summary)),
-                ('stride', 'summary', 'block_size', 'step_size'), (), _ALL, fixed.MEMORY,
+                ('stride', 'summary', *_COST), (), _ALL, fixed.MEMORY,
                 'O(T (stride + summary T / stride)), memory O(T stride)', _CHILD),
     'longformer':
         Variant(longformer_attention, _nothing, _pattern(_longformer),
-                ('window', 'num_global', 'block_size', 'step_size'), (), _ALL, longformer.MEMORY,
+                ('window', 'num_global', *_COST), (), _ALL, longformer.MEMORY,
                 'O(T (window + num_global)), memory O(T)',
                 'Beltagy et al. 2020, https://arxiv.org/abs/2004.05150'),
     'bigbird':

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attn import backends
 from attn import call as calls
 from attn import tiles
 from attn.axes import Array, ArrayLike
@@ -24,6 +25,7 @@ def blockwise_attention(
     dropout_rng: Array | None = None,
     block_size: int | None = None,
     step_size: int | None = None,
+    implementation: str = 'auto',
 ) -> Array:
   """Computes `vanilla_attention` tile by tile, in O(T + S) memory, forward and backward.
 
@@ -38,12 +40,17 @@ def blockwise_attention(
     block_size: at most so many queries and keys in a tile; only cost depends on it.
     step_size: about so many logits are computed at a time; None for what suits the platform. Only
       cost depends on it.
+    implementation: 'xla'; 'pallas', JAX's kernels for TPU, splash attention or with a bias array
+      flash attention, which other platforms interpret, slowly; or 'auto', for the kernel in
+      programs for one TPU device, or inside shard_map with check_vma=False, where one serves the
+      call.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
 
   Raises:
     TypeError, ValueError: as in `vanilla_attention`, or block_size is not positive.
+    NotImplementedError: implementation is 'pallas' and no kernel serves the call; it says why.
 
   Source: Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135; Rabe and Staats 2021,
   https://arxiv.org/abs/2112.05682.
@@ -60,4 +67,10 @@ def blockwise_attention(
                                 segment_ids=segment_ids,
                                 dropout_rate=dropout_rate,
                                 dropout_rng=dropout_rng)
-  return tiles.output(call, spec, block_size, step_size)
+  xla = lambda call: tiles.output(call, spec, block_size, step_size)
+  return backends.attend(implementation,
+                         call,
+                         spec,
+                         xla,
+                         block_size=block_size,
+                         step_size=step_size)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from attn import backends
 from attn import call as calls
 from attn import checks, groups, masks, softmax, stores, tiles
 from attn.axes import Array, ArrayLike
@@ -32,6 +33,7 @@ def fixed_attention(
     dropout_rng: Array | None = None,
     block_size: int | None = None,
     step_size: int | None = None,
+    implementation: str = 'auto',
 ) -> Array:
   """Softmax attention in which each query sees its own block and the last keys of every other.
 
@@ -51,12 +53,15 @@ def fixed_attention(
     block_size: at most so many queries and keys in a tile; only cost depends on it.
     step_size: about so many logits are computed at a time; None for what suits the platform. Only
       cost depends on it.
+    implementation: as in `blockwise_attention`, but 'auto' is 'xla':
+      a kernel visits every pair.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
 
   Raises:
     TypeError, ValueError: as in `vanilla_attention`, or stride or summary is out of range.
+    NotImplementedError: as in `blockwise_attention`.
 
   Source: Child et al. 2019, section 4.3, https://arxiv.org/abs/1904.10509.
   """
@@ -74,14 +79,24 @@ def fixed_attention(
                                    dropout_rate=dropout_rate,
                                    dropout_rng=dropout_rng,
                                    pattern=masks.fixed(stride, summary))
-  if query_positions is None and key_positions is None and dims.T:
-    state = own_block(call, spec, stride, is_causal, block_size, step_size)
-    if stride < dims.T:  # there are other blocks
-      others = summaries(call, spec, stride, summary, is_causal, block_size, step_size)
-      state = softmax.merge(state, others)
-  else:
-    state = tiles.attend(call, spec, block_size, step_size)
-  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+  def xla(call: Call) -> Array:
+    if query_positions is None and key_positions is None and dims.T:
+      state = own_block(call, spec, stride, is_causal, block_size, step_size)
+      if stride < dims.T:  # there are other blocks
+        others = summaries(call, spec, stride, summary, is_causal, block_size, step_size)
+        state = softmax.merge(state, others)
+    else:
+      state = tiles.attend(call, spec, block_size, step_size)
+    return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+  return backends.attend(implementation,
+                         call,
+                         spec,
+                         xla,
+                         block_size=block_size,
+                         step_size=step_size,
+                         dearer='a kernel would visit every pair')
 
 
 def own_block(call: Call, spec: Spec, size: int, is_causal: bool, block_size: int | None,

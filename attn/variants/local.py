@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attn import backends
 from attn import call as calls
 from attn import masks, stores, tiles
 from attn.axes import Array, ArrayLike
@@ -27,6 +28,7 @@ def local_attention(
     dropout_rng: Array | None = None,
     block_size: int | None = None,
     step_size: int | None = None,
+    implementation: str = 'auto',
 ) -> Array:
   """Softmax attention in which each query sees a band of neighbouring keys.
 
@@ -46,12 +48,14 @@ def local_attention(
     block_size: at most so many queries and keys in a tile; only cost depends on it.
     step_size: about so many logits are computed at a time; None for what suits the platform. Only
       cost depends on it.
+    implementation: as in `blockwise_attention`.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
 
   Raises:
     TypeError, ValueError: as in `vanilla_attention`, or window is negative.
+    NotImplementedError: as in `blockwise_attention`.
 
   Source: Beltagy et al. 2020, Longformer, section 3.1, https://arxiv.org/abs/2004.05150.
   """
@@ -69,7 +73,14 @@ def local_attention(
                                 dropout_rate=dropout_rate,
                                 dropout_rng=dropout_rng,
                                 pattern=masks.window(left, right))
-  return tiles.output(call, spec, tiles.band_block(max(left, right), block_size), step_size)
+  width = max(left, right)
+  xla = lambda call: tiles.output(call, spec, tiles.band_block(width, block_size), step_size)
+  return backends.attend(implementation,
+                         call,
+                         spec,
+                         xla,
+                         block_size=block_size,
+                         step_size=step_size)
 
 
 def keeps(max_length: int | None, window: int | tuple[int, int]) -> tuple[Keep, ...]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attn import backends
 from attn import call as calls
 from attn import layout, masks, stores, tiles
 from attn.axes import Array, ArrayLike
@@ -30,6 +31,7 @@ def longformer_attention(
     dropout_rng: Array | None = None,
     block_size: int | None = None,
     step_size: int | None = None,
+    implementation: str = 'auto',
 ) -> Array:
   """Softmax attention in a sliding window, with leading tokens that see, and are seen by, all.
 
@@ -52,12 +54,14 @@ def longformer_attention(
     block_size: at most so many queries and keys in a tile; only cost depends on it.
     step_size: about so many logits are computed at a time; None for what suits the platform. Only
       cost depends on it.
+    implementation: as in `blockwise_attention`.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
 
   Raises:
     TypeError, ValueError: as in `vanilla_attention`, or window or num_global is negative.
+    NotImplementedError: as in `blockwise_attention`.
 
   Source: Beltagy et al. 2020, Longformer, section 3.1, https://arxiv.org/abs/2004.05150.
   """
@@ -80,7 +84,13 @@ def longformer_attention(
   if query_positions is None and key_positions is None and num_global and dims.T:
     parts = global_parts(dims.T, masks.window(left, right), min(num_global, dims.T), is_causal,
                          block)
-  return tiles.output(call, spec, block, step_size, parts)
+  xla = lambda call: tiles.output(call, spec, block, step_size, parts)
+  return backends.attend(implementation,
+                         call,
+                         spec,
+                         xla,
+                         block_size=block_size,
+                         step_size=step_size)
 
 
 def global_parts(length: int, near: Predicate, number: int, is_causal: bool,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from attn import backends
 from attn import call as calls
 from attn import checks, groups, masks, softmax, stores, tiles
 from attn.axes import Array, ArrayLike
@@ -29,6 +30,7 @@ def strided_attention(
     dropout_rng: Array | None = None,
     block_size: int | None = None,
     step_size: int | None = None,
+    implementation: str = 'auto',
 ) -> Array:
   """Softmax attention to the nearest `stride` keys and, beyond those, to every stride-th.
 
@@ -48,12 +50,15 @@ def strided_attention(
     block_size: at most so many queries and keys in a tile; only cost depends on it.
     step_size: about so many logits are computed at a time; None for what suits the platform. Only
       cost depends on it.
+    implementation: as in `blockwise_attention`, but 'auto' is 'xla':
+      a kernel visits every pair.
 
   Returns:
     [..., T, N, Hv] in query's dtype; zeros for a query that sees nothing.
 
   Raises:
     TypeError, ValueError: as in `vanilla_attention`, or stride is not positive.
+    NotImplementedError: as in `blockwise_attention`.
 
   Source: Child et al. 2019, section 4.3, https://arxiv.org/abs/1904.10509.
   """
@@ -71,11 +76,21 @@ def strided_attention(
                                    dropout_rate=dropout_rate,
                                    dropout_rng=dropout_rng,
                                    pattern=masks.strided(stride))
-  if query_positions is None and key_positions is None and dims.T:
-    state = window_and_columns(call, spec, stride, is_causal, block_size, step_size)
-  else:
-    state = tiles.attend(call, spec, block_size, step_size)
-  return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+  def xla(call: Call) -> Array:
+    if query_positions is None and key_positions is None and dims.T:
+      state = window_and_columns(call, spec, stride, is_causal, block_size, step_size)
+    else:
+      state = tiles.attend(call, spec, block_size, step_size)
+    return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+  return backends.attend(implementation,
+                         call,
+                         spec,
+                         xla,
+                         block_size=block_size,
+                         step_size=step_size,
+                         dearer='a kernel would visit every pair')
 
 
 def window_and_columns(call: Call,

@@ -157,8 +157,7 @@ class Attention(nn.Module):
     parameters = functools.partial(self._parameters, whole, draw)
     drawn = spec.variant in DRAWN
     params = self.variable('drawn', 'params', parameters).value if drawn else parameters()
-    cost = () if 'block_size' in variant.sizes else ('block_size', 'step_size')
-    options = {name: x for name, x in spec.options if name not in cost}
+    options = {name: x for name, x in spec.options if name not in variant.cost_options}
     make = functools.partial(variant.init_cache, params, whole, dtype=key.dtype, **options)
     cache = self.variable('cache', 'tokens', lambda: make(max_length=spec.max_length))
     output, cache.value = variant.extend(params,
