@@ -17,6 +17,7 @@ from experiments import bench_contenders
 from experiments import bench_decode
 from experiments import bench_extremes
 from experiments import bench_grid
+from experiments import bench_parity
 from experiments import bench_plot
 from experiments import bench_report
 from experiments import bench_torch
@@ -39,15 +40,16 @@ READS = {
     'claims': {'rounds'},
     'decode': {'rounds', 'variants'},
     'extremes': {'memory_gb'},
+    'parity': {'rounds', 'variants'},
     'tpu': {'batch', 'heads', 'head_dim', 'lengths', 'variants'}
 }
 _HELP = f"""\
 usage: {PROGRAM} [--option=value ...]
 
 Times attention variants and their peers over lengths, forward and with gradients, then the pairs of
-ours and a peer that have a target. --short, --claims, --decode, --extremes and --tpu do only what
-they say. Writes bench.json, bench.csv, bench.md, bench_time.png and bench_memory.png, for --tpu
-bench_tpu_time.png and bench_tpu_memory.png, replacing earlier ones.
+ours and a peer that have a target. --short, --claims, --decode, --extremes, --parity and --tpu do
+only what they say. Writes bench.json, bench.csv, bench.md, bench_time.png and bench_memory.png, for
+--tpu bench_tpu_time.png and bench_tpu_memory.png, replacing earlier ones.
 """
 
 
@@ -68,6 +70,11 @@ def define() -> flags.FlagValues:
   flags.DEFINE_boolean('extremes',
                        False,
                        'only compile times, and memory and gradients at great lengths',
+                       flag_values=values)
+  flags.DEFINE_boolean('parity',
+                       False,
+                       'only whether every variant is right on the device that jax has, and its '
+                       'time beside jax.nn and, on a GPU, cuDNN',
                        flag_values=values)
   flags.DEFINE_enum('tpu',
                     None,
@@ -96,7 +103,7 @@ def define() -> flags.FlagValues:
 
 
 class Request(NamedTuple):
-  """A command line that makes sense. parts: which of grid, claims, decode, extremes and tpu run."""
+  """A command line that makes sense. parts: which of READS run."""
   parts: tuple[str, ...]
   short: bool
   out: str
@@ -128,7 +135,7 @@ def parse(argv: Sequence[str]) -> Request | None:
     return None
   if given['short']:
     given |= {name: SHORT[name] for name in SHORT if not flag_values[name].present}
-  alone = [name for name in ('claims', 'decode', 'extremes', 'tpu') if given[name]]
+  alone = [name for name in READS if name != 'grid' and given[name]]
   parts = alone or (['grid'] if given['short'] or not given['peers'] else ['grid', 'claims'])
   if given['short'] and alone:
     raise UserError(f'--short is about the grid, which --{alone[0]} leaves out; give one of them')
@@ -181,7 +188,7 @@ def make_grid(request: Request) -> bench_grid.Grid:
 
 def run(request: Request, arguments: Sequence[str]) -> int:
   """Measures, writes and prints; returns 1 if one of ours failed."""
-  if request.tpu:
+  if request.tpu and not bench_tpu.has_tpu():
     jax.config.update('jax_platforms', 'cpu')  # else jax looks for the TPU itself, and speaks
   folder = Path(request.out)
   folder.mkdir(parents=True, exist_ok=True)
@@ -201,6 +208,8 @@ def run(request: Request, arguments: Sequence[str]) -> int:
     result['decode'] = bench_decode.run(request.rounds, request.variants)
   if 'extremes' in request.parts:
     result['extremes'] = bench_extremes.run(1e9 * request.memory_gb)
+  if 'parity' in request.parts:
+    result['parity'] = bench_parity.run(request.rounds, request.variants)
   if request.tpu:
     sizes = request.batch, request.heads, request.head_dim
     result['tpu'] = bench_tpu.run(request.tpu, request.lengths, request.variants, *sizes,
@@ -213,6 +222,8 @@ def run(request: Request, arguments: Sequence[str]) -> int:
   grid = result.get('grid', dict(cells=[], errors=[]))
   failed = [c for c in grid['cells'] + grid['errors'] if c['maker'] == 'attn' and 'failed' in c]
   failed += [c for c in result.get('tpu', {}).get('cells', ()) if c.get('failed')]
+  errors = result.get('parity', {}).get('errors', ())
+  failed += [row for row in errors if row['maker'] == 'attn' and not row['right']]
   return 1 if failed else 0
 
 

@@ -59,6 +59,7 @@ class Ready(NamedTuple):
 
   Attributes:
     run: computes everything and waits; returns its own arrays.
+    dispatch: the same without waiting, where that is possible.
     numbers: what run returns, as float64 [B, T, N, H] each.
     compile_seconds: tracing and compiling; None where nothing is compiled.
     temp_bytes: memory the compiled program needs beside arguments and results, if known.
@@ -69,6 +70,7 @@ class Ready(NamedTuple):
   compile_seconds: float | None = None
   temp_bytes: int | None = None
   flops: int | None = None
+  dispatch: Callable[[], Any] | None = None
 
 
 class Contender(NamedTuple):
@@ -136,10 +138,11 @@ def settings(name: str, problem: Problem, is_causal: bool) -> tuple[dict[str, An
   return OPTIONS[name](problem.length), {key: np.asarray(array) for key, array in arrays.items()}
 
 
-def _own(name: str, is_causal: bool) -> Callable[[Problem], tuple[Function, Arrays]]:
+def _own(name: str, is_causal: bool, **more: Any) -> Callable[[Problem], tuple[Function, Arrays]]:
 
   def build(problem: Problem) -> tuple[Function, Arrays]:
     options, arrays = settings(name, problem, is_causal)
+    options |= more
     return functools.partial(attn.VARIANTS[name].apply, is_causal=is_causal, **options), arrays
 
   return build
@@ -193,14 +196,16 @@ def prepare_jax(build: Callable[[Problem], tuple[Function, Arrays]], problem: Pr
                numbers=lambda: [np.asarray(x).astype(np.float64) for x in run()],
                compile_seconds=seconds,
                temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
-               flops=bench_measure.flops(traced.jaxpr))
+               flops=bench_measure.flops(traced.jaxpr),
+               dispatch=lambda: compiled(*inputs))
 
 
 def reference(name: str, is_causal: bool, problem: Problem, direction: str) -> list[np.ndarray]:
   """A variant's results in float64 for the very numbers a contender gets."""
   options, arrays = settings(name, problem, is_causal)
   wide = lambda x: x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-  with jax.enable_x64(True):
+  # An accelerator may have no float64.
+  with jax.enable_x64(True), jax.default_device(jax.devices('cpu')[0]):
     function = functools.partial(attn.VARIANTS[name].apply, is_causal=is_causal, **options)
     results = jax.jit(directed(function, direction))(jax.tree.map(wide, arrays),
                                                      *map(wide, draw(problem)))
@@ -219,6 +224,29 @@ def ours(names: Sequence[str] | None = None) -> list[Contender]:
         prepare = functools.partial(prepare_jax, _own(name, is_causal))
         found.append(Contender(name, 'attn', name, is_causal, prepare, bytes_needed))
   return found
+
+
+def own(name: str, is_causal: bool, **options: Any) -> Contender:
+  """A variant with more options, which are strings."""
+  build = _own(name, is_causal, **options)
+  return Contender(' '.join([name, *options.values()]), 'attn', name, is_causal,
+                   functools.partial(prepare_jax, build))  # yapf: disable
+
+
+def many(ready: Ready, number: int) -> None:
+  """Calls that the device gets at once, so that what the host does for one hardly counts."""
+  assert ready.dispatch is not None
+  jax.block_until_ready([ready.dispatch() for _ in range(number)])
+
+
+def cudnn_peers() -> list[Contender]:
+  """cuDNN's flash attention, by jax.nn."""
+  function = functools.partial(jax.nn.dot_product_attention, implementation='cudnn')
+  return [
+      Contender('cuDNN', 'jax', 'vanilla', is_causal,
+                functools.partial(prepare_jax, _plain(function, is_causal)))
+      for is_causal in (False, True)
+  ]
 
 
 def jax_peers() -> list[Contender]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from experiments import bench_parity
 from experiments import bench_torch
 from experiments import bench_tpu_report
 from experiments.bench_grid import Cell, DENSE
@@ -20,7 +21,7 @@ from experiments.writer import to_json
 
 COLUMNS = ('maker', 'name', 'causal', 'dtype', 'direction', 'length', 'median', 'spread',
            'temp_bytes', 'argument_bytes', 'result_bytes', 'flops', 'share', 'roofline_seconds',
-           'compile_seconds', 'skipped')
+           'measured_seconds', 'compile_seconds', 'skipped')
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'flax', 'optax', 'libtpu', *bench_torch.PACKAGES)
 
 
@@ -91,6 +92,8 @@ def markdown(result: dict[str, Any]) -> str:
     parts += _decode(result['decode'])
   if 'extremes' in result:
     parts += _extremes(result['extremes'])
+  if 'parity' in result:
+    parts += bench_parity.sections(result['parity'])
   if 'tpu' in result:
     parts += bench_tpu_report.sections(result['tpu'])
   if result.get('missing'):

@@ -1,6 +1,6 @@
 """What the TPU compiler says of every variant, on a machine without a TPU: memory, work, length.
 
-Every program is compiled for the chip and none is run. Time is not measured but implied by the
+Every program is compiled for the chip, and run only where there is one. Else time is implied by the
 roofline: the chip does so many operations and moves so many bytes a second at best, and the slower
 of the two decides (Williams et al. 2009, https://doi.org/10.1145/1498765.1498785). The bytes are
 guessed: temporaries that stay on the chip move fewer, those that are used again move more.
@@ -8,6 +8,7 @@ guessed: temporaries that stay on the chip move fewer, those that are used again
 
 from collections.abc import Callable
 import functools
+import glob
 import importlib.util
 import os
 import re
@@ -32,6 +33,7 @@ from experiments.config import UserError
 CHIPS_IN_MESH, STEP = 16, 1024  # chips; the longest length is a multiple of STEP
 DTYPE = 'bfloat16'
 LONGEST = 2**24  # where the search for the longest ends
+ROUNDS, AT_ONCE = 5, 10  # of what is measured; calls that the chip gets at once
 _DEFAULTS = dict(ALLOW_MULTIPLE_LIBTPU_LOAD='1',
                  TPU_WORKER_HOSTNAMES='localhost',
                  TPU_ACCELERATOR_TYPE='v5litepod-4',
@@ -42,11 +44,13 @@ class Chip(NamedTuple):
   """One kind of TPU.
 
   Attributes:
+    kind: what jax calls it.
     one, many: names of a topology whose first chip is compiled for, and of one of CHIPS_IN_MESH.
     flops: operations a second, bfloat16.
     bandwidth: bytes a second from and to its memory.
     source: who publishes them.
   """
+  kind: str
   one: str
   many: str
   flops: float
@@ -56,13 +60,32 @@ class Chip(NamedTuple):
 
 _DOCS = 'https://docs.cloud.google.com/tpu/docs/'
 CHIPS = {
-    'v4': Chip('v4:2x2x1', 'v4:2x2x4', 275e12, 1200e9, _DOCS + 'v4'),
-    'v5e': Chip('v5e:2x2', 'v5e:4x4', 197e12, 819e9, _DOCS + 'v5e'),
-    'v5p': Chip('v5p:2x2x1', 'v5p:2x2x4', 459e12, 2765e9, _DOCS + 'v5p'),
-    'v6e': Chip('v6e:2x2', 'v6e:4x4', 918e12, 1600e9, _DOCS + 'v6e'),
+    'v4': Chip('TPU v4', 'v4:2x2x1', 'v4:2x2x4', 275e12, 1200e9, _DOCS + 'v4'),
+    'v5e': Chip('TPU v5 lite', 'v5e:2x2', 'v5e:4x4', 197e12, 819e9, _DOCS + 'v5e'),
+    'v5p': Chip('TPU v5', 'v5p:2x2x1', 'v5p:2x2x4', 459e12, 2765e9, _DOCS + 'v5p'),
+    'v6e': Chip('TPU v6 lite', 'v6e:2x2', 'v6e:4x4', 918e12, 1600e9, _DOCS + 'v6e'),
 }
 
 Row = dict[str, Any]
+
+
+def has_tpu() -> bool:
+  """Whether this machine shows a TPU; jax itself would take a while to look, and speak."""
+  return any(glob.glob(pattern) for pattern in ('/dev/accel[0-9]*', '/dev/vfio/[0-9]*'))
+
+
+def measured(name: str, problem: Problem, direction: str, implementation: str) -> Row:
+  """The time of a variant's causal form on jax's device: measured_seconds, measured_spread."""
+  own = dict(implementation=implementation)
+  ready = contenders.own(name, True, **(own if takes(name) else {})).prepare(problem, direction)
+  seconds, = bench_measure.alternate([functools.partial(contenders.many, ready, AT_ONCE)], ROUNDS)
+  timing = bench_measure.timing(seconds)
+  return dict(measured_seconds=timing.median / AT_ONCE, measured_spread=timing.spread)
+
+
+def takes(name: str) -> bool:
+  """Whether a variant has kernels to choose."""
+  return 'implementation' in attn.VARIANTS[name].options
 
 
 def devices(topology: str) -> list[Any]:
@@ -73,8 +96,9 @@ def devices(topology: str) -> list[Any]:
   """
   if importlib.util.find_spec('libtpu') is None:
     raise UserError("--tpu needs the TPU compiler: .venv/bin/pip install '.[tpu-compile]'")
-  for name, value in _DEFAULTS.items():  # else it looks for a TPU and speaks
-    os.environ.setdefault(name, value)
+  if not has_tpu():
+    for name, value in _DEFAULTS.items():  # else it looks for a TPU and speaks
+      os.environ.setdefault(name, value)
   return topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
 
 
@@ -101,7 +125,7 @@ def compiled(chip: Chip,
   else:
     whole = cut = jax.sharding.SingleDeviceSharding(devices(chip.one)[0])
   options, arrays = _settings(name, problem)
-  if 'implementation' in attn.VARIANTS[name].options:
+  if takes(name):
     options['implementation'] = implementation
   B, T, N, H, dtype = problem
   x = jax.ShapeDtypeStruct((B, T, N, H), jnp.dtype(dtype), sharding=cut)
@@ -207,6 +231,8 @@ def run(kind: str, lengths: tuple[int, ...], names: tuple[str, ...], batch: int,
                     length=length)
     row = identity | dict(dtype=DTYPE, chips=chips) | compiled(chip, name, problem, direction,
                                                                chips, implementation)
+    if chips == 1 and 'skipped' not in row and jax.devices()[0].device_kind == chip.kind:
+      row |= measured(name, problem, direction, implementation)
     jax.clear_caches()
     return row
 

@@ -8,9 +8,11 @@ from experiments.bench_tables import by_length, number, table
 def sections(tpu: dict[str, Any]) -> list[str]:
   """The parts of bench.md."""
   chip, parts = tpu['chip'], []
+  ran = any('measured_seconds' in cell for cell in tpu['cells'])
   parts += [
-      f'## Compiled for {chip["name"]}, not run',
-      f'The programs are those of the TPU compiler; nothing was measured. One chip: '
+      f'## Compiled for {chip["name"]}, {"and run" if ran else "not run"}',
+      'The programs are those of the TPU compiler'
+      f'{"" if ran else "; nothing was measured"}. One chip: '
       f'{chip["flops"] / 1e12:.0f} TFLOP/s in bfloat16 and {chip["bandwidth"] / 1e9:.0f} GB/s '
       f'({chip["source"]}). Causal, bfloat16.'
   ]
@@ -24,6 +26,11 @@ def sections(tpu: dict[str, Any]) -> list[str]:
         'results and temporaries (once written and read) at the bandwidth, whichever is more.',
         by_length(cells, lambda c: _roofline(c, chip), '×')
     ]
+    if any('measured_seconds' in cell for cell in cells):
+      parts += [
+          'Milliseconds measured on such a chip (spread), and how many times the roofline\'s.',
+          by_length(cells, _measured, '×')
+      ]
   rows = [[row['label'], *(_thousands(row[key])
                            for key in ('forward', 'gradient', 'mesh'))]
           for row in tpu['longest']]
@@ -57,6 +64,14 @@ def _roofline(cell: dict[str, Any], chip: dict[str, Any]) -> str:
     return '-'
   moves = cell['moved_bytes'] / chip['bandwidth'] >= cell['roofline_seconds']
   return f'{1e3 * cell["roofline_seconds"]:.3g}{" (b)" if moves else ""}'
+
+
+def _measured(cell: dict[str, Any]) -> str:
+  seconds, roofline = cell.get('measured_seconds'), cell['roofline_seconds']
+  if seconds is None:
+    return '-'
+  times = f', {seconds / roofline:.1f} times' if roofline else ''
+  return f'{1e3 * seconds:.3g} ({cell["measured_spread"]:.0%}){times}'
 
 
 def _thousands(length: int) -> str:

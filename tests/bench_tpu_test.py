@@ -64,8 +64,8 @@ def row(length, **more):
 @pytest.fixture
 def result():
   """A variant that fits at one length, bound by memory, and not at another."""
-  fits = dict(compile_seconds=1., kernel=True, flops=2e12, temp_bytes=3e6, argument_bytes=4, result_bytes=5,
-              moved_bytes=6e11, roofline_seconds=6e11 / 819e9)  # yapf: disable
+  fits = dict(compile_seconds=1., kernel=True, flops=2e12, temp_bytes=3e6, argument_bytes=4,
+              result_bytes=5, moved_bytes=6e11, roofline_seconds=6e11 / 819e9)  # yapf: disable
   chip = dict(name='v5e') | bench_tpu.CHIPS['v5e']._asdict()
   shared = row(16384, temp_bytes=7e6, sent={'collective-permute': 8000})
   return dict(circumstances=bench_report.circumstances('bench', 'cpu'),
