@@ -45,13 +45,19 @@ class Ring(NamedTuple):
     """This device's place."""
     return lax.axis_index(self.axis_name)
 
-  def indexed(self, call: Call) -> Call:
-    """A device's call with places in the whole sequence, by which dropout and some biases go."""
+  def indexed(self, call: Call, positions: bool = False) -> Call:
+    """A device's call with places in the whole sequence, by which dropout and some biases go.
+
+    Those of a cut call remain -1. Its positions are of the whole sequence too if that is asked for,
+    or its bias needs it, and the caller did not say where it stands.
+    """
     query, key = self.here * self.T, self.here * self.S
-    if is_absolute(call.bias) and not self.placed:
+    if (positions or is_absolute(call.bias)) and not self.placed:
       call = call._replace(query_positions=call.query_positions + query,
                            key_positions=call.key_positions + key)
-    return call._replace(query_index=call.query_index + query, key_index=call.key_index + key)
+    counted = lambda x, by: jnp.where(jnp.asarray(x) < 0, x, x + by)
+    return call._replace(query_index=counted(call.query_index, query),
+                         key_index=counted(call.key_index, key))
 
   def shift(self, tree: Any, by: int = 1, around: bool = True) -> Any:
     """Sends arrays to the device `by` places on; nothing, zeros, comes from beyond an end."""
@@ -85,7 +91,7 @@ def attend(call: Call,
   width = _near(call, spec, ring)
   if width is not None:
     return tiles.attend(*_with_neighbours(call, spec, ring, width), block_size, step_size)
-  call = _absolute(call, ring)
+  call = ring.indexed(call, positions=True)
   halves = _causal(spec) and not ring.placed and not any(n % 2 for n in call.lengths)
   if halves:
     call = _exchange(call, ring)
@@ -155,20 +161,6 @@ def _with_neighbours(call: Call, spec: Spec, ring: Ring, width: tuple[int,
 def is_absolute(bias: Any) -> bool:
   """Whether a position bias may depend on more than distances."""
   return not (bias is None or checks.is_array(bias) or isinstance(bias, RELATIVE))
-
-
-def _absolute(call: Call, ring: Ring) -> Call:
-  """The call with positions and indices in the whole sequence."""
-  here = {'T': ring.here * ring.T, 'S': ring.here * ring.S}
-  counted = {'query_index': 'T', 'key_index': 'S'}
-  if not ring.placed:
-    counted |= {'query_positions': 'T', 'key_positions': 'S'}
-  new: dict[str, Any] = {}
-  for name, letter in counted.items():
-    x = jnp.asarray(getattr(call, name))
-    new[name] = jnp.where(x < 0, x, x +
-                          here[letter]) if name.endswith('index') else x + here[letter]
-  return call._replace(**new)
 
 
 def _columns(call: Call, ring: Ring) -> Call:

@@ -21,7 +21,6 @@ def performer_over(ring: Ring, query: ArrayLike, key: ArrayLike, value: ArrayLik
                    dropout_rng: Array | None, **common: Any) -> Array:
   """Keys are summed on every device; and the sums of all, or causal of those before, are added."""
   del dropout_rng
-  checks.refuse('performer', 'its scores are never formed', bias=bias, dropout_rate=dropout_rate)
   checks.refuse('performer',
                 'over a mesh axis keys of all devices would have to be sorted',
                 segment_ids=segment_ids)
@@ -30,23 +29,23 @@ def performer_over(ring: Ring, query: ArrayLike, key: ArrayLike, value: ArrayLik
                   'over a mesh axis keys of all devices would have to be sorted',
                   query_positions=common['query_positions'],
                   key_positions=common['key_positions'])
-  dims, call, spec = calls.prepare(query,
-                                   key,
-                                   value,
-                                   None,
-                                   mask,
-                                   segment_ids=None,
-                                   dropout_rate=0.,
-                                   dropout_rng=None,
-                                   **common)
-  features = performer.check_features(features, kernel, dims)
-  call, seen = calls.key_mask(call, 'performer')
+  dims, call, spec, features, seen = performer.prepare(query,
+                                                       key,
+                                                       value,
+                                                       bias,
+                                                       mask,
+                                                       features=features,
+                                                       kernel=kernel,
+                                                       dropout_rate=dropout_rate,
+                                                       segment_ids=None,
+                                                       **common)
   call = calls.forget_blind(call, _seen_anywhere(seen, ring))
   log_query, log_key, weighted = performer.log_features_of(call, features, kernel, spec.scale, seen)
   if not dims.S or not dims.T:
     state = softmax.empty(call.query.shape[:-1], dims.Hv, log_query.dtype)
   elif common['is_causal']:
-    block = 128 if block_size is None else checks.check_int('block_size', block_size, 1)
+    block = performer.BLOCK if block_size is None else block_size
+    block = checks.check_int('block_size', block, 1)
     before = _sums_before(performer.sum_keys(log_key, weighted), ring)
     state, _ = performer.causal(log_query, log_key, weighted, None, block, before)
   else:
@@ -89,26 +88,19 @@ def linformer_over(ring: Ring, query: ArrayLike, key: ArrayLike, value: ArrayLik
                    value_projection: ArrayLike, segment_ids: Any, key_positions: ArrayLike | None,
                    **common: Any) -> Array:
   """Every device projects its own keys; the slots are added up, or when causal put side by side."""
-  checks.refuse('linformer',
-                'a slot mixes many keys, so nothing can be said of one of them',
-                bias=bias,
-                segment_ids=segment_ids)
-  checks.refuse('linformer',
-                'a row of the projection belongs to a place among the keys',
-                key_positions=key_positions)
   is_causal = common['is_causal']
   if is_causal:
     checks.refuse('linformer',
                   'over a mesh axis causal segments lie on one device each',
                   query_positions=common['query_positions'])
-  dims, call, spec = calls.prepare(query,
-                                   key,
-                                   value,
-                                   None,
-                                   mask,
-                                   key_positions=None,
-                                   segment_ids=None,
-                                   **common)
+  dims, call, spec = linformer.prepare(query,
+                                       key,
+                                       value,
+                                       bias,
+                                       mask,
+                                       key_positions=key_positions,
+                                       segment_ids=segment_ids,
+                                       **common)
   every = dims._replace(S=dims.S * ring.size)
   projections = linformer.check_projections(key_projection, value_projection, every, is_causal)
   size, rank = projections[0].shape[-2:]
@@ -116,11 +108,8 @@ def linformer_over(ring: Ring, query: ArrayLike, key: ArrayLike, value: ArrayLik
     raise ValueError(f"a device's run must be whole segments of key_projection's {size} rows; got "
                      f'S = {dims.S} keys on each of {ring.size} devices')
   whole = ring.indexed(call)
-  call, seen = calls.key_mask(whole, 'linformer')
-  if seen is not None:
-    hold = lambda x: jnp.where(seen[..., None], x, jnp.zeros_like(x))
-    call = call._replace(key=hold(call.key), value=hold(call.value))
-    call = calls.forget_blind(call, _seen_anywhere(seen, ring))
+  call, seen = linformer.hold_seen(whole)
+  call = calls.forget_blind(call, _seen_anywhere(seen, ring))
   shape = (*dims.leading, dims.K, dims.G, dims.T)
   if not is_causal:
     rows = lambda x: lax.dynamic_slice_in_dim(x, ring.here * dims.S, dims.S, axis=x.ndim - 2)

@@ -74,33 +74,23 @@ def linformer_attention(
   Source: Wang et al. 2020, Linformer, https://arxiv.org/abs/2006.04768; causal: Zhu et al. 2021,
   Long-Short Transformer, section 3.2, https://arxiv.org/abs/2107.02192.
   """
-  checks.refuse('linformer',
-                'a slot mixes many keys, so nothing can be said of one of them',
-                bias=bias,
-                segment_ids=segment_ids)
-  checks.refuse('linformer',
-                'a row of the projection belongs to a place among the keys',
-                key_positions=key_positions)
-  dims, call, spec = calls.prepare(query,
-                                   key,
-                                   value,
-                                   None,
-                                   mask,
-                                   is_causal=is_causal,
-                                   scale=scale,
-                                   query_positions=query_positions,
-                                   key_positions=None,
-                                   segment_ids=None,
-                                   dropout_rate=dropout_rate,
-                                   dropout_rng=dropout_rng)
+  dims, call, spec = prepare(query,
+                             key,
+                             value,
+                             bias,
+                             mask,
+                             key_positions=key_positions,
+                             segment_ids=segment_ids,
+                             is_causal=is_causal,
+                             scale=scale,
+                             query_positions=query_positions,
+                             dropout_rate=dropout_rate,
+                             dropout_rng=dropout_rng)
   key_projection, value_projection = check_projections(key_projection, value_projection, dims,
                                                        is_causal)
   whole = call
-  call, keys_seen = calls.key_mask(call, 'linformer')
-  if keys_seen is not None:
-    hold = lambda x: jnp.where(keys_seen[..., None], x, jnp.zeros_like(x))
-    call = call._replace(key=hold(call.key), value=hold(call.value))
-    call = calls.forget_blind(call, keys_seen)
+  call, keys_seen = hold_seen(call)
+  call = calls.forget_blind(call, keys_seen)
   slots = slots_of(call, key_projection, value_projection, keys_seen if is_causal else None)
   shape = (*dims.leading, dims.K, dims.G, dims.T)
   if is_causal:
@@ -115,6 +105,30 @@ def linformer_attention(
   else:
     state = regrouped(tiles.attend(slots, spec), shape)
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
+
+
+def prepare(query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: Any, mask: ArrayLike | None,
+            *, key_positions: ArrayLike | None, segment_ids: Any,
+            **common: Any) -> tuple[Dims, Call, Spec]:
+  """Sizes, arrays and static values of a call."""
+  checks.refuse('linformer',
+                'a slot mixes many keys, so nothing can be said of one of them',
+                bias=bias,
+                segment_ids=segment_ids)
+  checks.refuse('linformer',
+                'a row of the projection belongs to a place among the keys',
+                key_positions=key_positions)
+  return calls.prepare(query, key, value, None, mask, key_positions=None, segment_ids=None,
+                       **common)  # yapf: disable
+
+
+def hold_seen(call: Call) -> tuple[Call, Array | None]:
+  """The call with zeros for masked keys and values, and which are seen, [..., K, S]."""
+  call, seen = calls.key_mask(call, 'linformer')
+  if seen is None:
+    return call, None
+  hold = lambda x: jnp.where(seen[..., None], x, jnp.zeros_like(x))
+  return call._replace(key=hold(call.key), value=hold(call.value)), seen
 
 
 def regrouped(state: State, shape: tuple[int, ...]) -> State:

@@ -16,6 +16,7 @@ from attn.positions import PositionBias
 from attn.softmax import State, finite
 
 KERNELS = ('softmax', 'relu')
+BLOCK = 128  # keys summed at a time
 # A product of features below this has lost digits or all; and a logit that is so far below another
 # is nothing beside it.
 _LOST, _APART = 1e-30, 30.
@@ -74,22 +75,12 @@ def performer_attention(
   Source: Choromanski et al. 2020, Rethinking Attention with Performers, sections 2.2 to 2.4,
   https://arxiv.org/abs/2009.14794.
   """
-  checks.refuse('performer', 'its scores are never formed', bias=bias, dropout_rate=dropout_rate)
-  dims, call, spec = calls.prepare(query,
-                                   key,
-                                   value,
-                                   None,
-                                   mask,
-                                   is_causal=is_causal,
-                                   scale=scale,
-                                   query_positions=query_positions,
-                                   key_positions=key_positions,
-                                   segment_ids=segment_ids,
-                                   dropout_rate=0.,
-                                   dropout_rng=None)
-  block = 128 if block_size is None else checks.check_int('block_size', block_size, 1)
-  features = check_features(features, kernel, dims)
-  call, seen = calls.key_mask(call, 'performer')
+  del dropout_rng
+  dims, call, spec, features, seen = prepare(
+      query, key, value, bias, mask, features=features, kernel=kernel, dropout_rate=dropout_rate,
+      is_causal=is_causal, scale=scale, query_positions=query_positions,
+      key_positions=key_positions, segment_ids=segment_ids)  # yapf: disable
+  block = checks.check_int('block_size', BLOCK if block_size is None else block_size, 1)
   placed = is_causal and not (query_positions is None and key_positions is None)
   sequence = _sequence(call, is_causal) if dims.T and (placed or segment_ids is not None) else None
   if sequence is not None:
@@ -108,9 +99,20 @@ def performer_attention(
   return calls.heads_last(softmax.finish(state, call.query.dtype), dims)
 
 
+def prepare(query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: Any, mask: ArrayLike | None,
+            *, features: ArrayLike, kernel: str, dropout_rate: float,
+            **common: Any) -> tuple[Dims, Call, Spec, Array, Array | None]:
+  """Sizes, arrays, static values and features of a call, and which keys are real, [..., K, S]."""
+  checks.refuse('performer', 'its scores are never formed', bias=bias, dropout_rate=dropout_rate)
+  dims, call, spec = calls.prepare(query, key, value, None, mask, dropout_rate=0.,
+                                   dropout_rng=None, **common)  # yapf: disable
+  features = check_features(features, kernel, dims)
+  call, seen = calls.key_mask(call, 'performer')
+  return dims, call, spec, features, seen
+
+
 def check_features(features: ArrayLike, kernel: str, dims: Dims) -> Array:
-  if kernel not in KERNELS:
-    raise ValueError(f'kernel must be one of {KERNELS}; got {kernel!r}')
+  checks.check_choice('kernel', kernel, KERNELS)
   if not checks.is_array(features) or not jnp.issubdtype(features.dtype, jnp.floating):
     raise ValueError(
         'features must be a floating-point array [M, H]; '
