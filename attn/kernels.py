@@ -32,8 +32,8 @@ from attn.axes import Array
 from attn.call import Call, Spec
 from attn.masks import Predicate
 
-# Queries and keys in a block are a multiple of LANES.
-LANES, BLOCK = 128, 512
+# Queries and keys in a block are a multiple of LANES; a chip's vector memory holds blocks of MOST.
+LANES, BLOCK, MOST = 128, 512, 1024
 # Logits below SINK count as hidden; a hidden key's logit is LOW.
 LOW = float(np.finfo(np.float32).min)
 SINK = LOW / 2
@@ -72,8 +72,8 @@ def _refuses(call: Call, spec: Spec, block_size: int | None) -> str | None:
       return 'it has no blocks known at run time only'
     if T != S or not (_counts(call.query_positions) and _counts(call.key_positions)):
       return 'its positions are 0, 1, ... for queries and keys alike'
-  if block_size is not None and block_size % LANES:
-    return f'block_size must be a multiple of {LANES}; got {block_size}'
+  if block_size is not None and (block_size % LANES or block_size > MOST):
+    return f'block_size must be a multiple of {LANES} up to {MOST}; got {block_size}'
   if names := axes.varying(call.query):
     return f'it is inside shard_map over {", ".join(sorted(names))}, which needs check_vma=False'
   return None
@@ -85,17 +85,21 @@ def _counts(positions: Any) -> bool:
       np.all(positions == np.arange(positions.shape[-1])))
 
 
-def _block(length: int, block_size: int | None) -> int:
-  """The size of a block, a multiple of LANES: as few as block_size allows, then as small."""
-  size = BLOCK if block_size is None else block_size
-  return -(-length // (-(-length // size) * LANES)) * LANES
+def _blocks(call: Call, block_size: int | None) -> tuple[tuple[int, int], int]:
+  """Queries and keys in a block: as few blocks as block_size allows, then as small; and pairs."""
+  for size in (BLOCK, MOST) if block_size is None else (block_size,):
+    numbers = [-(-length // size) for length in call.lengths]
+    pairs = numbers[0] * numbers[1]
+    if pairs <= MOST_BLOCKS:
+      break
+  C, D = (-(-length // (n * LANES)) * LANES for length, n in zip(call.lengths, numbers))
+  return (C, D), pairs
 
 
 # Splash attention: a static pattern, segments, grouped heads.
 
 
 def _splash_refuses(call: Call, spec: Spec, block_size: int | None) -> str | None:
-  T, S = call.lengths
   if reason := _refuses(call, spec, block_size):
     return reason
   if call.bias is not None:
@@ -103,17 +107,17 @@ def _splash_refuses(call: Call, spec: Spec, block_size: int | None) -> str | Non
   if call.mask is not None and call.mask.shape[-4:-1] != (1, 1, 1):
     return ('its mask is that of keys, [..., 1, 1, S]; got one with axes of heads and queries '
             f'{call.mask.shape[-4] * call.mask.shape[-3]}, {call.mask.shape[-2]}')
-  blocks = -(-T // _block(T, block_size)) * -(-S // _block(S, block_size))
-  if spec.visible is not None and blocks > MOST_BLOCKS:
-    return (f'its table of {blocks} pairs of blocks would be larger than {MOST_BLOCKS}; with a '
-            'larger block_size there are fewer')
+  _, pairs = _blocks(call, block_size)
+  if spec.visible is not None and pairs > MOST_BLOCKS:
+    return (f'its table of {pairs} pairs of blocks would be larger than {MOST_BLOCKS}; got '
+            f'T, S = {call.lengths}')
   return None
 
 
 def _splash(call: Call, spec: Spec, block_size: int | None, interpret: bool) -> Array:
   T, S = call.lengths
   *lead, K, G, _, H = call.query.shape
-  C, D = _block(T, block_size), _block(S, block_size)
+  (C, D), _ = _blocks(call, block_size)
   call, ids = _identify(calls.forget_masked(call), tuple(lead), -S % D)
   whole = lambda x, size: jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, -x.shape[-2] % size), (0, 0)])
   query = whole((call.query * spec.scale).reshape(*lead, K * G, T, H).astype(call.query.dtype), C)

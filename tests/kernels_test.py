@@ -10,7 +10,9 @@ import subprocess
 import sys
 
 import attn
-from attn import backends, kernels
+from attn import backends
+from attn import call as calls
+from attn import kernels
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,7 +107,7 @@ REFUSED = {
                            mask=np.ones((2, 1, 1, 9), bool)), 'no mask'),
     'odd length with bias': (dict(bias=np.ones((1, 1, 9, 9), np.float32)), 'multiples of 128'),
     'dropout': (dict(dropout_rate=.5, dropout_rng=jax.random.key(0)), 'dropout'),
-    'small blocks': (dict(block_size=64), 'block_size must be a multiple of 128; got 64'),
+    'small blocks': (dict(block_size=64), 'multiple of 128 up to 1024; got 64'),
     'steps': (dict(step_size=64), 'step_size = 64'),
     'float16': (dict(dtype=jnp.float16), 'float16'),
     'nothing': (dict(length=0), 'empty'),
@@ -139,8 +141,31 @@ def test_float64_and_a_word_that_is_no_implementation_are_refused():
 def test_a_table_that_would_take_minutes_is_refused():
   x = jax.ShapeDtypeStruct((2**20, 1, 8), jnp.float32)
   attend = functools.partial(attn.blockwise_attention, is_causal=True, implementation='pallas')
-  with pytest.raises(NotImplementedError, match='4194304 pairs of blocks .* larger block_size'):
+  with pytest.raises(NotImplementedError, match='table of 1048576 pairs of blocks'):
     jax.eval_shape(attend, x, x, x)
+
+
+def test_blocks_are_few_and_small():
+  blocks = lambda T, S, size=None: kernels._blocks(
+      call._replace(query=np.empty((1, 1, T, 0)), key=np.empty((1, S, 0))), size)
+  x = jnp.ones((4, 1, 8))
+  _, call, _ = calls.prepare(x,
+                             x,
+                             x,
+                             None,
+                             None,
+                             is_causal=True,
+                             scale=None,
+                             query_positions=None,
+                             key_positions=None,
+                             segment_ids=None,
+                             dropout_rate=0.,
+                             dropout_rng=None)
+  assert blocks(1, 512) == ((128, 512), 1)
+  assert blocks(513, 1100) == ((384, 384), 6)
+  assert blocks(513, 1100, 128) == ((128, 128), 45)
+  assert blocks(2**18, 2**18) == ((512, 512), 2**18)
+  assert blocks(2**19, 2**19) == ((1024, 1024), 2**18)
 
 
 def test_where_devices_share_a_call():
