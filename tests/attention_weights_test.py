@@ -42,6 +42,7 @@ def weights(case: harness.Case) -> jax.Array:
   return harness.jit(call)(query, key, params, arguments)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize('row, point', CELLS)
 def test_weights_equal_the_oracle(row, point):
   case = POINTS[point].build(row)

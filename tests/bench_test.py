@@ -160,6 +160,7 @@ def test_efficiency_length(dense, length):
   assert found is None if length is None else math.isclose(found, length, rel_tol=1e-9)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('contender', bench_contenders.ours() + bench_contenders.jax_peers(),
                          ids=lambda contender: contender.label)  # yapf: disable
 def test_each_contender_computes_what_its_name_says(contender):

@@ -104,6 +104,7 @@ def test_weights_of_heads_differ_where_their_blocks_do():
     visibility(11, 11, block_size=2, random_blocks=blocks)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('length, block_size', [(1, 1), (1, 3), (2, 1), (3, 5), (4, 10**6)])
 @pytest.mark.parametrize('is_causal', [False, True])
 def test_one_block_is_dense(length, block_size, is_causal):

@@ -14,6 +14,7 @@ from tests import tolerances
 from tests.cache_cases import CAUSAL
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize('row', [row for row in CAUSAL if 'performer' not in row.id],
                          ids=lambda row: row.id)
 def test_long_pieces_lose_no_key(row):
@@ -39,6 +40,7 @@ def test_long_pieces_lose_no_key(row):
   tolerances.assert_close(jnp.concatenate(outputs, 1), expected, 5e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('c, r', [(1, 4), (5, 20), (13, 52)])
 def test_a_linformer_row_of_padding_writes_no_slot(c, r):
   rng, length = np.random.default_rng(1), 2 * c + 3
@@ -79,6 +81,7 @@ def test_state_size_of_known_random_blocks_is_that_of_their_cache():
   assert size == attn.cache.size(make()) == attn.cache.size(jax.jit(make)())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('row', CAUSAL, ids=lambda row: row.id)
 @pytest.mark.parametrize('lead, Hv', [((0,), 4), ((2,), 0), ((2, 0), 4)], ids=str)
 def test_nothing_is_an_answer_of_its_shape(row, lead, Hv):
@@ -103,6 +106,7 @@ def test_nothing_is_an_answer_of_its_shape(row, lead, Hv):
   assert whole.shape == found.shape == value.shape
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('name, options, make', [
     ('linformer', {}, lambda c, r: {
         'key_projection': np.ones((c, r), np.float32),
@@ -185,6 +189,7 @@ def test_sizes_and_dtypes_are_checked():
       attempt()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('name, options', [
     ('local', dict(window=2**40)), ('strided', dict(stride=10**6)), ('fixed', dict(stride=10**6)),
     ('fixed', dict(stride=10**6, summary=10**6)), ('longformer', dict(window=2, num_global=10**6)),
@@ -204,6 +209,7 @@ def test_no_cache_is_larger_than_its_sequences(name, options):
   tolerances.assert_close(jnp.concatenate(found, 1), expected, 2e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('row', CAUSAL, ids=lambda row: row.id)
 def test_a_cache_of_numpy_arrays_without_a_batch_is_one(row):
   rng, variant = np.random.default_rng(0), attn.VARIANTS[row.name]

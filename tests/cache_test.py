@@ -55,6 +55,7 @@ def close(found, expected, row, dtype='float64', lengths=LENGTHS):
                             tolerances.FORWARD[dtype] * FACTOR.get(row.name, 1.), f'row {b}')
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('dtype', ['float64', 'bfloat16'])
 @every_row
 def test_any_pieces_equal_one_pass(row, dtype):
@@ -67,6 +68,7 @@ def test_any_pieces_equal_one_pass(row, dtype):
   assert not cache.overflow.any()
 
 
+@pytest.mark.sampled(3)
 @every_row
 def test_steps_in_a_scan_equal_one_pass(row, x64):
   given = cache_cases.sequences(row, 'float64')
@@ -97,6 +99,7 @@ def test_one_long_call_is_taken_in_by_chunks(row, x64):
   assert after.length.tolist() == [T] * B
 
 
+@pytest.mark.sampled(3)
 @every_row
 def test_rows_are_apart(row):
   """A row's outputs do not depend on its neighbours, and rows of a cache can be reordered."""
@@ -116,6 +119,7 @@ def test_rows_are_apart(row):
   jax.tree.map(np.testing.assert_array_equal, moved, jax.tree.map(lambda x: x[rows], after))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('row, bias', [(row, 'ALiBi') for row in BIASED] +
                          [(BY_ID['bigbird-heads-causal'], 'T5'), (BY_ID['local-causal'], 'T5')],
                          ids=lambda x: getattr(x, 'id', x))
@@ -130,6 +134,7 @@ def test_position_biases(row, bias, x64):
   close(found, cache_cases.one_pass(row, given, bias=made), row)
 
 
+@pytest.mark.sampled(3)
 @some('vanilla-causal', 'strided-causal', 'bigbird-heads-causal', 'linformer-causal',
       'performer-causal')
 def test_vmap_equals_a_batch(row, x64):
@@ -150,6 +155,7 @@ def test_vmap_equals_a_batch(row, x64):
         lengths=[T] * B)
 
 
+@pytest.mark.sampled(3)
 @some('local-causal', 'linformer-causal', 'performer-causal', 'bigbird-causal', 'vanilla-causal')
 def test_gradients_go_through_a_cache(row, x64):
   given = cache_cases.sequences(row, 'float64')

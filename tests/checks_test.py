@@ -257,6 +257,7 @@ def test_unknown_options_and_names(name):
     attn.attention_weights('loacl', *[jnp.asarray(a) for a in list(qkv().values())[:2]])
 
 
+@pytest.mark.sampled(3)
 @by_name
 def test_init_gives_what_apply_takes(name):
   """Shapes, float32, the same for the same key, another for another."""

@@ -240,7 +240,7 @@ def command(tmp_path, *options):
   environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
       'PYTHONPATH': str(Path(__file__).parents[1]),
-      'XLA_FLAGS': '--xla_backend_optimization_level=0',
+      'XLA_FLAGS': os.environ['XLA_FLAGS'].replace('device_count=8', 'device_count=1'),
       'JAX_NUM_PROCESSES': '2'  # which is not of the comparison's own runs
   }
   return subprocess.Popen([sys.executable, '-P', '-m', 'experiments.compare', *SMALL, *options,
@@ -248,6 +248,7 @@ def command(tmp_path, *options):
                           stderr=subprocess.PIPE, text=True)  # yapf: disable
 
 
+@pytest.mark.long
 def test_a_comparison_survives_being_killed_stopped_and_a_run_that_fails(tmp_path):
   """The second run cannot stay finite; the first is killed, then stopped, then ends."""
   options = ('--tasks=copy', '--seeds=1', '--vary=learning_rate:1e-3,1e30', '--clip_norm=0',

@@ -64,7 +64,7 @@ class Counter:
 def main(arguments: list[str]) -> int:
   counter = Counter()
   modules = sorted(str(path) for path in FOLDER.glob('conformance_*test.py'))
-  status = pytest.main(['-q', *modules, *arguments], plugins=[counter])
+  status = pytest.main(['-q', '--all', *modules, *arguments], plugins=[counter])
   print('\n'.join(counter.summary()))
   return int(status)
 

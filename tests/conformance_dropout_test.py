@@ -66,6 +66,7 @@ def supported(row, record_property, point: str, directions=('forward',)) -> bool
   return True
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('row', ROWS, ids=lambda row: row.id)
 def test_weights_are_dropped_or_scaled(row, record_property):
   if not supported(row, record_property, 'dropout: dropped or scaled'):
@@ -78,6 +79,7 @@ def test_weights_are_dropped_or_scaled(row, record_property):
   assert abs(dropped - RATE) < tolerances.DROPOUT_FRACTION
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_the_oracle_with_the_same_weights_dropped(row, record_property):
   """Forward and gradient: the derivative drops what the output dropped, and the normaliser drops
@@ -128,6 +130,7 @@ def test_nothing_is_shared_across_batch_heads_or_queries(row, record_property):
         assert (pairs[i][both] != pairs[i - 1][both]).any(), f'axis {axis}, index {i}'
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_the_mean_over_keys_is_no_dropout(row, record_property):
   if not supported(row, record_property, 'dropout: mean'):
@@ -149,6 +152,7 @@ def test_the_mean_over_keys_is_no_dropout(row, record_property):
 TILED = [row for row in ROWS if 'block_size' in row.options and row.name != 'bigbird']
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('row', TILED, ids=lambda row: row.id)
 def test_the_draw_does_not_depend_on_the_block_size(row, record_property):
   if not supported(row, record_property, 'dropout: block size'):

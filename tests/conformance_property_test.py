@@ -46,6 +46,7 @@ def changed(case: harness.Case, **arrays) -> harness.Case:
   return case._replace(arrays=case.arrays | arrays)
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_batch_rows_do_not_touch_each_other(row, done):
   """Row 0 keeps every bit when row 1 has another mask, other numbers, or NaN."""
@@ -110,6 +111,7 @@ def test_an_encoder_sees_the_future(row, done):
   done(row, 'not causal is not causal', 'gradient')
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_same_call_same_bits(row, done):
   """Two compilations of one call agree in every bit."""
@@ -135,6 +137,7 @@ def test_queries_that_see_nothing_get_exact_zeros(row, done):
   done(row, 'sees nothing: exact zeros', *DIRECTIONS)
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_zeros_for_queries_of_a_dense_mask(row, done):
   mask = np.ones((1, 1, T, T), bool)

@@ -16,8 +16,9 @@ from tests import harness
 from tests.points import POINTS
 from tests.rows import ROWS
 
+SOME = {True: pytest.mark.sampled(3), False: pytest.mark.sampled(6)}  # False: another form of a row
 CELLS = [
-    pytest.param(row, name, id=f'{row.id}-{name}')
+    pytest.param(row, name, id=f'{row.id}-{name}', marks=SOME[row.primary])
     for row in ROWS
     for name in POINTS
     if row.primary or POINTS[name].every_row
@@ -46,12 +47,14 @@ class TestConformance:
     with x64(case):
       note(record_property, row, point, harness.check(case))
 
+  @pytest.mark.sampled(8)
   @pytest.mark.parametrize('row, options', OPTIONS)
   def test_options(self, row, options, record_property):
     """Window, stride and block sizes: smaller and larger than the input, dividing nothing."""
     case = POINTS['padding mask [B, 1, 1, S]'].build(row)._replace(options=options)
     note(record_property, row, f'options {options}', harness.check(case))
 
+  @pytest.mark.sampled(3)
   @pytest.mark.parametrize('row', ROWS, ids=lambda row: row.id)
   def test_output_without_a_gradient_is_the_same(self, row):
     """The program above computes both; this is the one that a caller without jax.grad runs."""

@@ -239,6 +239,7 @@ def cached_step(row, given, embed):
   return step
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('row', CAUSAL, ids=lambda row: row.id)
 def test_beams_reorder_every_cache(row, x64):
   """Each hypothesis has the log-probability that one pass over its tokens gives it."""

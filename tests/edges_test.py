@@ -49,6 +49,7 @@ def apply(name, *arrays, **options):
   return attn.VARIANTS[name].apply(made, *arrays, **OPTIONS.get(name, {}), **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('name', TILED)
 @pytest.mark.parametrize('offset', [-1e9, -3e38, 1e6])
 def test_a_large_common_bias_changes_nothing_but_rounding(name, offset):
@@ -82,6 +83,7 @@ def test_performer_never_loses_the_only_key(options):
   np.testing.assert_allclose(output, v)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', attn.VARIANTS)
 @pytest.mark.parametrize('is_causal', [False, True])
 def test_nan_queries_of_a_row_that_sees_nothing(name, is_causal):
@@ -103,6 +105,7 @@ def test_no_queries_and_a_mask(name):
   assert apply(name, q[:, :0], k, v, None, jnp.ones((1, 1, 0, 1), bool)).shape == (2, 0, 4, 8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', attn.VARIANTS)
 @pytest.mark.parametrize('is_causal', [False, True])
 def test_an_empty_batch(name, is_causal):
@@ -186,6 +189,7 @@ def test_jax_nn_options_given_when_built_are_kept():
     attn.interop.linen_attention_fn('vanilla')(q, k, v, precision='highest')
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', TILED)
 def test_a_second_eager_call_compiles_nothing(name, caplog):
   q, k, v = qkv()
@@ -200,6 +204,7 @@ def test_a_second_eager_call_compiles_nothing(name, caplog):
     assert not compiled()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', TILED)
 @pytest.mark.parametrize('step_size', [1, 64])
 def test_float64_in_steps_of_any_size(name, step_size):
@@ -222,6 +227,7 @@ MANY = {
 }  # yapf: disable
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('sharded', [False, True], ids=['whole', 'sharded'])
 @pytest.mark.parametrize('name', list(MANY))
 def test_a_small_gradient_outlives_many_keys_in_float16(name, sharded):

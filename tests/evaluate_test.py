@@ -103,6 +103,7 @@ def written_by_hand(forward, batch, eos_id):
   return right
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('task, model', [('copy', 'decoder'), ('sort', 'seq2seq'),
                                          ('induction', 'decoder')])
 def test_free_running_is_what_whole_passes_write(task, model):

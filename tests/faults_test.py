@@ -12,6 +12,7 @@ def bench(tmp_path_factory):
   return faults.Bench(tmp_path_factory.mktemp('faults'))
 
 
+@pytest.mark.sampled(100)
 @pytest.mark.parametrize('name, said', [
     ('SIGTERM', 'saved at step'),
     ('SIGINT', 'saved at step'),
@@ -41,5 +42,6 @@ def test_all_are_tried():
   assert [name for name, _ in tried] == list(faults.FAULTS)
 
 
+@pytest.mark.long
 def test_kills_in_a_save(bench):
   assert faults.kills_in_a_save(bench, 2).statuses == (-9, 0)

@@ -40,6 +40,7 @@ def run(capsys, *options):
   return status, *capsys.readouterr()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('model', ['decoder', 'seq2seq'])
 def test_answers_come_a_line_for_each_prompt(runs, capsys, model, monkeypatch):
   workdir = f'--workdir={runs / model}'
@@ -190,6 +191,7 @@ def test_help_lists_every_flag(capsys):
       assert f'--{name}=' in out or f'--[no]{name}' in out, name
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize('attention, positions', [('vanilla', 'rope'), ('local', 'learned'),
                                                   ('bigbird', 't5'), ('linformer', 'sinusoidal'),
                                                   ('performer', 'none'), ('strided', 'alibi')])

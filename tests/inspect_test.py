@@ -59,6 +59,7 @@ SMALL = ('--model_dim=8 --heads=2 --num_layers=2 --length=4 --steps=3 --batch_si
          '--eval_every=0 --eval_batches=1 --nofree_running').split()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('model, task, attention, names', [
     ('decoder', 'copy', 'vanilla', ['decoder layer 0', 'decoder layer 1']),
     ('decoder', 'copy', 'performer', ['decoder layer 0', 'decoder layer 1']),

@@ -25,6 +25,7 @@ def forms(dtype):
   return (positions, jnp.asarray(positions)) if dtype != 'int64' else (positions,)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', [*OPTIONS, 'vanilla', 'blockwise', 'performer'])
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_positions_and_segments_of_any_dtype(name, dtype):

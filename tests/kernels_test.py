@@ -33,6 +33,7 @@ def test_every_pattern_without_arrays_of_its_own_has_a_kernel():
          } == {'blockwise', 'local', 'strided', 'fixed', 'longformer'}  # yapf: disable
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('row', SERVED, ids=lambda row: row.id)
 def test_masks_segments_and_grouped_heads(row):
   """One row of the batch has padding with anything in it, one sees nothing."""
@@ -76,6 +77,7 @@ def test_dtypes_and_sizes(name):
   assert harness.check(POINTS[name].build(BLOCKWISE[True])._replace(options=KERNEL)) == 'compared'
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('is_causal, shape', [
     (True, (1, 2, 256, 256)),
     (False, (2, 1, 1, 256)),
@@ -215,6 +217,7 @@ def test_auto_chooses_where_a_kernel_may_be_compiled(one_device, monkeypatch, ca
   assert not auto('blockwise')
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('implementation', ['auto', 'pallas'])
 def test_further_derivatives_and_vmap(one_device, implementation):
   """Those beyond the first are XLA's; on this platform 'auto' is XLA throughout."""

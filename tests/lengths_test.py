@@ -28,6 +28,7 @@ def test_every_row_has_the_length_asked_for(task, model):
   np.testing.assert_array_equal(tokens, 8)  # and a BOS, or an EOS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('options', [
     ('--task=copy', '--attention=bigbird', '--block_size=4'),
     ('--task=majority', '--model=encoder', '--attention=linformer'),

@@ -29,6 +29,7 @@ def assert_same(rows, wanted):
       tolerances.assert_close(row[name], other[name], 2e-4, name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('options', [
     ('--task=copy', '--length=7', '--attention=local', '--window=3', '--dropout=0.1',
      '--attention_dropout=0.1', '--positions=t5'),

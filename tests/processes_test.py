@@ -28,7 +28,7 @@ def start(workdir, *options):
     port = free.getsockname()[1]
   environment = os.environ | {
       'PYTHONPATH': str(Path(__file__).parents[1]),
-      'XLA_FLAGS': '--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0',
+      'XLA_FLAGS': os.environ['XLA_FLAGS'].replace('device_count=8', 'device_count=2'),
       'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
       'JAX_NUM_PROCESSES': '2'
   }

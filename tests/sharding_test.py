@@ -28,6 +28,7 @@ CASES = [(one, size)
          for size in sizes]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize('case, size', CASES, ids=[f'{one.id}-{size}' for one, size in CASES])
 def test_a_mesh_changes_nothing(case, size):
   output, grads = sharding_cases.both(case, size)
@@ -120,6 +121,7 @@ def test_the_tpu_compiler_agrees():
     assert row['neighbours'] or row['name'] != 'local', row
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('size', [2, 3, 8])
 def test_halves_are_spread_so_that_causal_work_is_alike(size):
   here = ring.Ring('sequence', size, 4, 4, False, ())
@@ -224,6 +226,7 @@ EDGES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', ['blockwise', 'local', 'strided', 'fixed', 'longformer'])
 @pytest.mark.parametrize('edge', list(EDGES))
 def test_edges(name, edge):

@@ -17,6 +17,7 @@ def accuracy(task, batch):
   }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name, model', CASES)
 def test_every_task_states_its_baselines(name, model):
   task = make(name, model)

@@ -68,6 +68,7 @@ def assert_same(found, expected, factor=1.):
     tolerances.assert_close(a, b, factor * tolerances.GRADIENT['float32'])
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_a_second_call_does_not_compile(row):
   function, arguments = setup(row)
@@ -83,6 +84,7 @@ def test_a_second_call_does_not_compile(row):
   assert len(traced) == 1 and counted._cache_size() == 1
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_vmap_equals_a_loop_and_the_leading_axis(row):
   function, arguments = setup(row)
@@ -92,6 +94,7 @@ def test_vmap_equals_a_loop_and_the_leading_axis(row):
   assert_same(jnp.stack([single(*[a[i] for a in arguments]) for i in range(3)]), whole)
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_vmap_of_grad_of_jit(row):
   function, arguments = setup(row)
@@ -100,6 +103,7 @@ def test_vmap_of_grad_of_jit(row):
   assert_same(jax.vmap(grad(jax.jit(function)))(*arguments), expected)
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_checkpoint_changes_nothing(row):
   function, arguments = setup(row)
@@ -109,6 +113,7 @@ def test_checkpoint_changes_nothing(row):
   assert_same(found, expected)
 
 
+@pytest.mark.sampled(6)
 @by_row
 def test_gradient_of_a_scan_over_layers(row):
   """The output is the next layer's query; checkpointed, as a model with remat would."""
@@ -127,6 +132,7 @@ def test_gradient_of_a_scan_over_layers(row):
   assert_same(found, expected, factor=4.)
 
 
+@pytest.mark.sampled(6)
 @by_row
 def test_jvp_of_grad_equals_differences(row):
   """Hessian-vector products, in float64."""
@@ -170,6 +176,7 @@ def test_vanilla_under_jvp_alone():
   np.testing.assert_allclose(ahead, back, atol=1e-4)  # a sum that cancels
 
 
+@pytest.mark.sampled(3)
 @by_row
 def test_vmap_over_masks_alone(row):
   """One query against many masks: what is mapped need not be everything."""
